@@ -1,0 +1,97 @@
+"""`manifests/part-….json`: what a committed output holds and how it was made. Derived: rebuilt if missing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from worker.contract.errors import InputError
+from worker.contract.formats import Document
+
+
+class Tokens(msgspec.Struct, frozen=True, kw_only=True):
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """Of `prompt_tokens`, those the prefix cache held."""
+    completion_tokens: int = 0
+
+    def __add__(self, other: Tokens) -> Tokens:
+        return Tokens(
+            prompt_tokens=self.prompt_tokens + other.prompt_tokens,
+            cached_tokens=self.cached_tokens + other.cached_tokens,
+            completion_tokens=self.completion_tokens + other.completion_tokens,
+        )
+
+
+class Times(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds on the monotonic clock of the attempt that committed."""
+
+    boot_s: float
+    """From the start of the first engine process until the first was ready."""
+    generate_s: float
+    """From the first engine's ready to the last result."""
+    commit_s: float
+    """Writing the output."""
+    total_s: float
+
+
+class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What one engine said of itself when it was ready, and what it has done."""
+
+    engine_index: int
+    boot_s: float
+    record_count: int
+    resolved: dict[str, Any]
+    """Engine arguments as vLLM resolved them, such as `max_num_seqs` and `max_num_batched_tokens`."""
+
+
+class Attempt(msgspec.Struct, frozen=True, kw_only=True):
+    """Who did it, and where."""
+
+    writer_id: str
+    attempt: int
+    """Batch's own count, from 1."""
+    job_id: str | None
+    job_queue: str | None
+    compute_environment: str | None
+    host: str
+    started_at: str
+    ended_at: str
+
+
+class Manifest(Document, frozen=True, kw_only=True):
+    """The account of one partition's output."""
+
+    run_id: str
+    partition_index: int
+    partition_count: int
+    output_uri: str
+    output_bytes: int
+    """Of the JSONL, before compression."""
+    output_checksum: str
+    input_checksum: str
+    record_count: int
+    ok_count: int
+    error_count: int
+    error_counts: dict[str, int]
+    """Errors by `stage.code`, such as `length.prompt_too_long`."""
+    tokens: Tokens
+    times: Times | None
+    """None in a manifest that was rebuilt from the output: times are not in there."""
+    model: str
+    versions: dict[str, str]
+    """Of llm-array, vllm, torch, transformers and python."""
+    engines: tuple[EngineReport, ...]
+    attempt: Attempt
+
+    def __post_init__(self) -> None:
+        if self.ok_count + self.error_count != self.record_count:
+            raise InputError(
+                f"read manifest of partition {self.partition_index}: {self.ok_count} results and {self.error_count} "
+                f"errors do not add up to {self.record_count} records"
+            )
+        if sum(self.error_counts.values()) != self.error_count:
+            raise InputError(
+                f"read manifest of partition {self.partition_index}: errors by kind do not add up to {self.error_count}"
+            )

@@ -1,0 +1,97 @@
+"""`run.json`: what a run is made of. Its existence says that every partition is written."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from worker.contract.errors import InputError
+from worker.contract.formats import Document
+
+Shape = Literal["openai", "plain"]
+Compression = Literal["none", "gz", "zst"]
+
+
+class InputObject(msgspec.Struct, frozen=True, kw_only=True):
+    """One input file or S3 object, as it was when it was split."""
+
+    uri: str
+    size_bytes: int
+    """As stored, compressed or not."""
+    etag: str
+    """S3's ETag; of a local file its size and modification time; of standard input the checksum of what was read."""
+
+
+class Source(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """A stretch of lines of one input object. A partition is one or more of these, end to end."""
+
+    input_index: int
+    """Into `Plan.inputs`."""
+    first_line: int
+    """1-based line number in the (decompressed) object."""
+    line_count: int
+    """Blank lines included: partitions keep them, so that line numbers stay true."""
+
+
+class Partition(msgspec.Struct, frozen=True, kw_only=True):
+    """One partition's share of the input. Its index is its place in `Plan.partitions`."""
+
+    record_count: int
+    """Lines that are not blank."""
+    size_bytes: int
+    """Of the JSONL, before compression."""
+    checksum: str
+    """Of the same bytes, `xxh3_128:<hex>`."""
+    weight: int
+    """Estimated work, in the units of `submitter.weight`."""
+    sources: tuple[Source, ...]
+
+
+class Plan(Document, frozen=True, kw_only=True):
+    """A run's plan. Written once, never changed."""
+
+    run_id: str
+    created_at: str
+    fingerprint: str
+    """Checksum of inputs and settings: equal for two commands that ask for the same run."""
+    shape: Shape
+    compression: Compression
+    """Of partitions and outputs."""
+    model: str
+    """A hub id or a path, as the worker sees it."""
+    engines: int | None
+    """Engine processes per worker. None: GPUs ÷ tensor-parallel size, 1 without GPUs."""
+    engine_args: dict[str, Any]
+    """Keyword arguments of `vllm.EngineArgs`, such as `max_model_len`; `model` not among them."""
+    sampling: dict[str, Any]
+    """Defaults for the body fields a record leaves out, such as `max_tokens`."""
+    answer_key: str
+    """The field of a plain record's output line that holds the answer."""
+    invalid_record_count: int
+    """Lines kept by `--on-invalid keep`: they become error lines."""
+    inputs: tuple[InputObject, ...]
+    partitions: tuple[Partition, ...]
+
+    def __post_init__(self) -> None:
+        lines = [source.line_count for partition in self.partitions for source in partition.sources]
+        if any(count < 0 for count in lines):
+            raise InputError("read plan: a source has a negative line count")
+        if not self.partitions:
+            raise InputError("read plan: it has no partitions (expected at least 1)")
+
+    @property
+    def record_count(self) -> int:
+        return sum(partition.record_count for partition in self.partitions)
+
+    def partition(self, index: int) -> Partition:
+        """The partition of that index.
+
+        Raises:
+            InputError: there is none.
+        """
+        if not 0 <= index < len(self.partitions):
+            raise InputError(
+                f"find partition {index}: the run has {len(self.partitions)} (expected 0 to {len(self.partitions) - 1})"
+            )
+        return self.partitions[index]

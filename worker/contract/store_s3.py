@@ -1,0 +1,269 @@
+"""Storage on S3: boto3 for every small or conditional call, smart_open for streams.
+
+Conditional creation carries the writer's id in the object's metadata. When S3 says that the object exists (412), that
+id tells our own earlier write, whose answer was lost, from another writer's.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, BinaryIO, TypeVar, cast
+
+import boto3
+import smart_open.s3
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, PartialCredentialsError
+
+from worker.contract.errors import ArrayError, ConfigError, InputError, StorageError
+from worker.contract.layout import split_s3_uri
+from worker.contract.retry import call_with_retries, error_code, http_status
+from worker.contract.store import NotFoundError, ObjectInfo, Produce
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
+PART_BYTES = 32 << 20
+READ_BUFFER_BYTES = 1 << 20
+OWNER_KEY = "writer-id"
+
+Answer = TypeVar("Answer")
+
+# smart_open's own loop waits 10 s between tries and logs each as critical: retry.py is the one policy.
+smart_open.s3.RETRY.exceptions = []
+smart_open.s3.RETRY.client_error_codes = []
+
+
+class S3Store:
+    """Objects below `s3://bucket/prefix`. Endpoint, region and credentials are those of the AWS environment."""
+
+    def read(self, uri: str) -> bytes:
+        return self._get(uri)
+
+    def read_range(self, uri: str, start: int, end: int, etag: str | None = None) -> bytes:
+        if end <= start:
+            return b""
+        return self._get(uri, f"bytes={start}-{end - 1}", etag)
+
+    def open_read(self, uri: str, etag: str | None = None, start: int = 0) -> BinaryIO:
+        bucket, key = split_s3_uri(uri)
+        condition = {} if etag is None else {"IfMatch": _quoted(etag)}
+
+        def open_at() -> BinaryIO:
+            with _backend_errors():
+                reader = smart_open.s3.Reader(
+                    bucket,
+                    key,
+                    buffer_size=READ_BUFFER_BYTES,
+                    defer_seek=start > 0,
+                    client=_streaming_client(),
+                    client_kwargs={"S3.Client.get_object": condition},
+                )
+                if start:
+                    reader.seek(start)
+            return cast("BinaryIO", _NamedReader(reader, uri))
+
+        return _named("read", uri, open_at)
+
+    def head(self, uri: str) -> ObjectInfo | None:
+        bucket, key = split_s3_uri(uri)
+        try:
+            found = _named("look up", uri, lambda: _client().head_object(Bucket=bucket, Key=key))
+        except NotFoundError:
+            return None
+        return ObjectInfo(uri=uri, size_bytes=found["ContentLength"], etag=found["ETag"].strip('"'))
+
+    def list(self, prefix_uri: str) -> Iterator[ObjectInfo]:
+        bucket, prefix = split_s3_uri(prefix_uri)
+        last_key = ""
+        while True:
+            list_page = functools.partial(_client().list_objects_v2, Bucket=bucket, Prefix=prefix, StartAfter=last_key)
+            page = _named("list", prefix_uri, list_page)
+            for entry in page.get("Contents", []):
+                last_key = entry["Key"]
+                uri = f"s3://{bucket}/{last_key}"
+                yield ObjectInfo(uri=uri, size_bytes=entry["Size"], etag=entry["ETag"].strip('"'))
+            if not page.get("IsTruncated"):
+                return
+
+    def create(self, uri: str, content: bytes, owner: str) -> bool:
+        bucket, key = split_s3_uri(uri)
+        return self._create(
+            uri,
+            owner,
+            lambda: _client().put_object(
+                Bucket=bucket, Key=key, Body=content, IfNoneMatch="*", Metadata={OWNER_KEY: owner}
+            ),
+        )
+
+    def create_stream(self, uri: str, produce: Produce, owner: str) -> bool:
+        metadata = {OWNER_KEY: owner}
+        return self._create(
+            uri,
+            owner,
+            lambda: _upload(
+                uri,
+                produce,
+                {
+                    "S3.Client.create_multipart_upload": {"Metadata": metadata},
+                    "S3.Client.complete_multipart_upload": {"IfNoneMatch": "*"},
+                    # smart_open writes an empty object by a plain put.
+                    "S3.Client.put_object": {"IfNoneMatch": "*", "Metadata": metadata},
+                },
+            ),
+        )
+
+    def write(self, uri: str, content: bytes) -> None:
+        bucket, key = split_s3_uri(uri)
+        _named("write", uri, lambda: _client().put_object(Bucket=bucket, Key=key, Body=content))
+
+    def write_stream(self, uri: str, produce: Produce) -> None:
+        _named("write", uri, lambda: _upload(uri, produce, {}))
+
+    def delete(self, uri: str) -> None:
+        bucket, key = split_s3_uri(uri)
+        _named("delete", uri, lambda: _client().delete_object(Bucket=bucket, Key=key))
+
+    def _get(self, uri: str, byte_range: str | None = None, etag: str | None = None) -> bytes:
+        bucket, key = split_s3_uri(uri)
+        condition: dict[str, str] = {}
+        if byte_range is not None:
+            condition["Range"] = byte_range
+        if etag is not None:
+            condition["IfMatch"] = _quoted(etag)
+
+        def get() -> bytes:
+            return _client().get_object(Bucket=bucket, Key=key, **condition)["Body"].read()  # type: ignore[arg-type]
+
+        return _named("read", uri, get)
+
+    def _create(self, uri: str, owner: str, put: Callable[[], object]) -> bool:
+        def put_or_settle() -> bool:
+            try:
+                put()
+            except ClientError as error:
+                if http_status(error) == 412:
+                    return self._owner(uri) == owner
+                # The upload was completed by a try whose answer was lost, and is therefore gone.
+                if error_code(error) == "NoSuchUpload" and self._owner(uri) == owner:
+                    return True
+                raise
+            return True
+
+        return _named("create", uri, put_or_settle)
+
+    def _owner(self, uri: str) -> str | None:
+        bucket, key = split_s3_uri(uri)
+        try:
+            return _client().head_object(Bucket=bucket, Key=key)["Metadata"].get(OWNER_KEY)
+        except ClientError as error:
+            if http_status(error) == 404:
+                return None
+            raise
+
+
+class _NamedReader(io.RawIOBase):
+    """smart_open's reader, with errors that name the object. It reopens at its position when a body breaks off."""
+
+    def __init__(self, reader: BinaryIO, uri: str) -> None:
+        self._reader = reader
+        self._uri = uri
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        with _translated("read", self._uri), _backend_errors():
+            return self._reader.read(size)
+
+    def readinto(self, buffer: bytearray) -> int:  # type: ignore[override]
+        content = self.read(len(buffer))
+        buffer[: len(content)] = content
+        return len(content)
+
+    def close(self) -> None:
+        if not self.closed:
+            self._reader.close()
+        super().close()
+
+
+def _upload(uri: str, produce: Produce, client_kwargs: dict[str, dict[str, object]]) -> None:
+    bucket, key = split_s3_uri(uri)
+    with (
+        _backend_errors(),
+        smart_open.s3.MultipartWriter(
+            bucket, key, part_size=PART_BYTES, client=_streaming_client(), client_kwargs=client_kwargs
+        ) as stream,
+    ):
+        produce(cast("BinaryIO", stream))
+
+
+@contextmanager
+def _backend_errors() -> Iterator[None]:
+    """Raise what botocore said: smart_open wraps it (a refused condition reads as a missing bucket)."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        backend = getattr(error, "backend_error", None) or error.__cause__
+        if isinstance(backend, ClientError | BotoCoreError):
+            raise backend from error
+        raise
+
+
+def _named(verb: str, uri: str, call: Callable[[], Answer]) -> Answer:
+    with _translated(verb, uri):
+        return call_with_retries(f"{verb} {uri}", call)
+
+
+@contextmanager
+def _translated(verb: str, uri: str) -> Iterator[None]:
+    try:
+        yield
+    except ClientError as error:
+        raise _error_for(verb, uri, error) from error
+    except (NoCredentialsError, PartialCredentialsError) as error:
+        raise ConfigError(
+            f"{verb} {uri}: no AWS credentials", hint="set AWS_PROFILE, or give the job a role"
+        ) from error
+    except (BotoCoreError, ConnectionError, TimeoutError) as error:
+        raise StorageError(f"{verb} {uri}: no answer from S3 ({type(error).__name__})") from error
+
+
+def _error_for(verb: str, uri: str, error: ClientError) -> ArrayError:
+    code, status = error_code(error), http_status(error)
+    what = f"{verb} {uri}: S3 answered {code} (HTTP {status})"
+    if code == "NoSuchBucket":
+        return ConfigError(what, hint="create the bucket, or correct its name")
+    if status == 404:
+        return NotFoundError(f"{verb} {uri}: there is no such object")
+    if status == 412:
+        return InputError(f"{verb} {uri}: it has changed since the run was planned", hint="plan a new run")
+    if status in (301, 400, 401, 403):
+        return ConfigError(what, hint="check the credentials, the region and the permissions on this bucket and key")
+    return StorageError(what)
+
+
+def _quoted(etag: str) -> str:
+    return f'"{etag}"'
+
+
+@functools.cache
+def _client() -> S3Client:
+    return _make_client(total_max_attempts=1)
+
+
+@functools.cache
+def _streaming_client() -> S3Client:
+    return _make_client(total_max_attempts=5)
+
+
+def _make_client(total_max_attempts: int) -> S3Client:
+    config = Config(
+        connect_timeout=10,
+        read_timeout=60,
+        max_pool_connections=32,
+        retries={"mode": "standard", "total_max_attempts": total_max_attempts},
+    )
+    return boto3.session.Session().client("s3", config=config)

@@ -1,0 +1,67 @@
+"""`submissions/<id>.json`: one SubmitJob, and which partition each of its array indices stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+from worker.contract.errors import InputError
+from worker.contract.formats import Document
+
+
+class Submission(Document, frozen=True, kw_only=True):
+    """Written before SubmitJob is called, never changed: the children read it."""
+
+    submission_id: str
+    created_at: str
+    target: Literal["batch", "local"]
+    job_name: str
+    """Unique to this submission, so that a job whose SubmitJob answer was lost can be looked up."""
+    job_queue: str | None
+    job_definition: str | None
+    partition_ranges: tuple[tuple[int, int], ...]
+    """First and last partition index, both included, in array order."""
+
+    @property
+    def size(self) -> int:
+        """How many partitions: the array's size, or 1 for a plain job."""
+        return sum(last - first + 1 for first, last in self.partition_ranges)
+
+    def partition_index(self, array_index: int) -> int:
+        """The partition that the child with this array index works on.
+
+        Raises:
+            InputError: the array has no such index.
+        """
+        left = array_index
+        for first, last in self.partition_ranges:
+            if 0 <= left <= last - first:
+                return first + left
+            left -= last - first + 1
+        raise InputError(
+            f"find array index {array_index} in submission {self.submission_id}: it has {self.size} partitions"
+        )
+
+    def partition_indices(self) -> Iterable[int]:
+        for first, last in self.partition_ranges:
+            yield from range(first, last + 1)
+
+
+class Submitted(Document, frozen=True, kw_only=True):
+    """`submissions/<id>.submitted.json`: AWS Batch's answer to a submission."""
+
+    submission_id: str
+    submitted_at: str
+    job_id: str
+    job_arn: str | None
+
+
+def ranges_of(indices: Iterable[int]) -> tuple[tuple[int, int], ...]:
+    """Ascending indices as inclusive ranges: `[0, 1, 2, 7]` is `((0, 2), (7, 7))`."""
+    found: list[tuple[int, int]] = []
+    for index in indices:
+        if found and index == found[-1][1] + 1:
+            found[-1] = (found[-1][0], index)
+        else:
+            found.append((index, index))
+    return tuple(found)

@@ -1,0 +1,134 @@
+"""What the worker's parent and its engine processes say to each other.
+
+One stream socket per engine carries frames both ways: four bytes of little-endian length, then one message in
+MessagePack. The engine process exits when its socket closes, so no engine outlives a killed parent.
+
+    parent → engine    Boot, then any number of Work
+    engine → parent    Ready or BootFailed, then any number of Results and Progress
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import msgspec
+
+MAX_FRAME_BYTES = 1 << 31
+_LENGTH = struct.Struct("<I")
+
+
+class Boot(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The first message: all that an engine needs to know of the run."""
+
+    engine_index: int
+    model: str
+    engine_args: dict[str, Any]
+    sampling: dict[str, Any]
+    shape: str
+    answer_key: str
+    run_id: str
+    partition_index: int
+    input_uris: list[str]
+    """What `Item.input_index` counts."""
+
+
+class Item(msgspec.Struct, frozen=True, array_like=True):
+    """One record on its way to an engine."""
+
+    ordinal: int
+    """Its place in the partition, from 0."""
+    input_index: int
+    line: int
+    """1-based line number in the input object."""
+    raw: bytes
+    """The line's bytes, without its end."""
+
+
+class Work(msgspec.Struct, frozen=True, tag=True):
+    items: list[Item]
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The engine has loaded its model and takes work."""
+
+    boot_s: float
+    window: int
+    """How many records the engine wants in flight to stay busy."""
+    resolved: dict[str, Any]
+    """Engine arguments as vLLM resolved them."""
+    versions: dict[str, str]
+
+
+class BootFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The engine cannot start. The process ends after this."""
+
+    message: str
+    """`verb object: what is wrong`, the cause included."""
+    hint: str | None = None
+    out_of_memory: bool = False
+
+
+class Result(msgspec.Struct, frozen=True, array_like=True):
+    """One record's answer."""
+
+    ordinal: int
+    error: str
+    """Empty for a result, else `stage.code`."""
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    line: bytes
+    """The output line, without its end."""
+
+
+class Results(msgspec.Struct, frozen=True, tag=True):
+    items: list[Result]
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A sign of life, sent about once a second while there is work: hung means that `step_count` stands still."""
+
+    step_count: int
+    running_count: int
+    waiting_count: int
+
+
+ToEngine = Boot | Work
+FromEngine = Ready | BootFailed | Results | Progress
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+def frame(message: ToEngine | FromEngine) -> bytes:
+    """A message as it goes over the socket."""
+    body = _encoder.encode(message)
+    if len(body) >= MAX_FRAME_BYTES:
+        raise ValueError(f"frame {type(message).__name__}: {len(body)} bytes (expected under {MAX_FRAME_BYTES})")
+    return _LENGTH.pack(len(body)) + body
+
+
+class Frames:
+    """Cuts a byte stream, arriving in any pieces, into message bodies."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, received: bytes) -> list[bytes]:
+        """Take what a read gave; give each body that is now whole."""
+        self._buffer += received
+        bodies = []
+        start = 0
+        while len(self._buffer) - start >= _LENGTH.size:
+            (size,) = _LENGTH.unpack_from(self._buffer, start)
+            end = start + _LENGTH.size + size
+            if len(self._buffer) < end:
+                break
+            bodies.append(bytes(self._buffer[start + _LENGTH.size : end]))
+            start = end
+        del self._buffer[:start]
+        return bodies
+
+
+decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode
+decode_from_engine = msgspec.msgpack.Decoder(FromEngine).decode
