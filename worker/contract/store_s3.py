@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import io
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, BinaryIO, TypeVar, cast
 
 import boto3
@@ -191,13 +191,20 @@ class _NamedReader(io.RawIOBase):
 
 def _upload(uri: str, produce: Produce, client_kwargs: dict[str, dict[str, object]]) -> None:
     bucket, key = split_s3_uri(uri)
-    with (
-        _backend_errors(),
-        smart_open.s3.MultipartWriter(
+    with _backend_errors():
+        stream = smart_open.s3.MultipartWriter(
             bucket, key, part_size=PART_BYTES, client=_streaming_client(), client_kwargs=client_kwargs
-        ) as stream,
-    ):
-        produce(cast("BinaryIO", stream))
+        )
+        try:
+            produce(cast("BinaryIO", stream))
+            stream.close()
+        except BaseException:
+            # A writer left open is completed by the garbage collector, half-written content and all: if the upload
+            # cannot even be aborted, make the writer forget it (the bucket's lifecycle rule removes the parts).
+            with suppress(ClientError, BotoCoreError):
+                stream.terminate()
+            stream._upload_id = None  # noqa: SLF001
+            raise
 
 
 @contextmanager

