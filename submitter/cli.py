@@ -1,0 +1,114 @@
+"""The command line. `submit INPUT… --run URI …` is short for `submit run …`; the other commands stand beside it.
+
+Imports of boto3, rich and the splitter wait until a command needs them: `submit --help` must be instant.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from submitter.options import (
+    BatchFlags,
+    PlanFlags,
+    batch_options,
+    config_option,
+    json_option,
+    local_options,
+    plan_options,
+)
+from submitter.output import Output, reported_errors
+from worker.contract.errors import ExitCode, UsageError
+
+
+class DefaultGroup(click.Group):
+    """A group whose first word may be left out: what is no command's name is an argument of `run`."""
+
+    default_command = "run"
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and args[0] not in ("--help", "--version"):
+            args = [self.default_command, *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(cls=DefaultGroup, context_settings={"help_option_names": ["--help"], "max_content_width": 110})
+@click.version_option(package_name="llm-array", message="llm-array %(version)s")
+def cli() -> None:
+    r"""Offline LLM inference over millions to billions of records, as AWS Batch array jobs of vLLM engines.
+
+    \b
+    submit in.jsonl --run s3://bucket/runs/r1 --model M --partitions 1000 --queue Q --job-definition D
+    submit in.jsonl --run runs/try --model M --partitions 4 --local
+
+    Options may also stand in submit.toml or in SUBMIT_* variables (SUBMIT_PARTITIONS=1000); the command line wins.
+    """
+
+
+@cli.command()
+@plan_options
+@batch_options
+@local_options
+@config_option
+@json_option
+def run(*, plan_flags: PlanFlags, batch_flags: BatchFlags, local: bool, parallel: int, as_json: bool) -> int:
+    """Split the INPUTS, plan the run, and submit it: to AWS Batch, or with --local to this machine.
+
+    An INPUT is a JSONL file, a folder, a glob, an s3:// object or prefix, or - for standard input; gz, zst, bz2 and
+    xz are told by their bytes. The same command again submits nothing twice.
+    """
+    from submitter import running  # noqa: PLC0415
+
+    output = Output(as_json=as_json)
+    if local:
+        return running.run_locally(plan_flags, batch_flags, parallel, output)
+    return running.run_on_batch(plan_flags, batch_flags, output)
+
+
+@cli.command()
+@plan_options
+@config_option
+@json_option
+def split(*, plan_flags: PlanFlags, as_json: bool) -> int:
+    """Write a run's partitions and its plan (run.json), and start nothing."""
+    from submitter import running  # noqa: PLC0415
+
+    return running.split_only(plan_flags, Output(as_json=as_json))
+
+
+@cli.command()
+@click.argument("file", type=click.Path(exists=True, dir_okay=False))
+@click.option("--image", metavar="URI", help="Fills ${IMAGE} in the file.")
+@click.option("--job-role-arn", metavar="ARN", help="Fills ${JOB_ROLE_ARN}: what the worker may do.")
+@click.option("--execution-role-arn", metavar="ARN", help="Fills ${EXECUTION_ROLE_ARN}: what starting it needs.")
+@click.option(
+    "--region", metavar="NAME", help="Fills ${AWS_REGION} and is where to register; default: of the AWS environment."
+)
+@json_option
+def register(*, file: str, as_json: bool, region: str | None, **values: Any) -> int:
+    """Register the job definition in FILE, if its content has changed since it was last registered."""
+    from submitter.batch_client import open_batch  # noqa: PLC0415
+    from submitter.job_definition import DefinitionValues  # noqa: PLC0415
+    from submitter.job_definition import register as register_definition  # noqa: PLC0415
+
+    found = register_definition(open_batch(region=region), file, DefinitionValues(region=None, **values))
+    words = "registered" if found.outcome == "registered" else "unchanged, already registered"
+    Output(as_json=as_json).document(found.to_dict(), [f"{found.name}:{found.revision} {words}"])
+    return ExitCode.OK
+
+
+def main() -> None:
+    """Run the command line and leave with its exit code."""
+    with reported_errors(as_json="--json" in sys.argv):
+        try:
+            answered = cli.main(prog_name="submit", standalone_mode=False)
+        except click.UsageError as error:
+            help_of = error.ctx.command_path if error.ctx else "submit"
+            raise UsageError(error.format_message(), hint=f"see {help_of} --help") from error
+        except click.ClickException as error:
+            raise UsageError(error.format_message()) from error
+        except (click.Abort, KeyboardInterrupt):
+            sys.exit(128 + 2)
+    sys.exit(answered)

@@ -1,0 +1,255 @@
+"""The options that commands share, and the dataclasses they travel in from the command line down."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+import click
+
+from submitter.settings import FileSettings, merged_table, read_file
+from worker.contract.errors import UsageError
+from worker.contract.layout import MAX_PARTITION_COUNT, normalize_uri
+from worker.contract.plan import Compression, Shape
+
+DEFAULT_ANSWER_KEY = "response"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanFlags:
+    """What a run is made of."""
+
+    inputs: tuple[str, ...]
+    run_uri: str
+    model: str
+    partition_count: int
+    shape: Shape | None
+    compression: Compression
+    on_invalid: Literal["refuse", "keep"]
+    engines: int | None
+    engine_args: dict[str, Any]
+    sampling: dict[str, Any]
+    answer_key: str
+    process_count: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchFlags:
+    """Where and how a run is submitted."""
+
+    queue: str | None
+    job_definition: str | None
+    share: str | None
+    priority: int | None
+    timeout_s: int | None
+    attempts: int | None
+    tags: dict[str, str]
+    dry_run: bool
+
+
+def _option(*names: str, **attributes: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """An option that `SUBMIT_<NAME>` and the settings file can give too."""
+    variable = "SUBMIT_" + names[0].removeprefix("--").upper().replace("-", "_")
+    return click.option(*names, envvar=variable, **attributes)
+
+
+def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")(command)
+
+
+def config_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """`--config`. Decorates first (stands lowest), so that the file's values are there before other options are read."""
+    return click.option(
+        "--config",
+        metavar="FILE",
+        is_eager=True,
+        expose_value=False,
+        callback=_load_file,
+        help="Settings file; default: submit.toml in this folder, if there is one.",
+    )(command)
+
+
+def _load_file(ctx: click.Context, _param: click.Parameter, path: str | None) -> None:
+    settings = read_file(path, _known_options())
+    values = settings.values
+    if isinstance(values.get("inputs"), str):
+        values = values | {"inputs": [values["inputs"]]}
+    ctx.default_map = values
+    ctx.obj = settings
+
+
+def _known_options() -> set[str]:
+    """Every option of every command that takes a settings file: one file serves them all."""
+    from submitter.cli import cli  # noqa: PLC0415  the commands import this module
+
+    known = set()
+    for command in cli.commands.values():
+        names = {parameter.name for parameter in command.params if parameter.name}
+        if any("--config" in parameter.opts for parameter in command.params):
+            known |= names
+    return known - {"config", "as_json", "dry_run", "engine_arg", "sampling", "tag"}
+
+
+def plan_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Options that make up a `PlanFlags`, passed as `plan_flags`."""
+
+    @functools.wraps(command)
+    def wrapped(*args: Any, **values: Any) -> Any:
+        settings = click.get_current_context().obj or FileSettings({}, {}, None)
+        flags = PlanFlags(
+            inputs=tuple(values.pop("inputs")),
+            run_uri=normalize_uri(_required("run", values.pop("run"), "the run's URI")),
+            model=_required("model", values.pop("model"), "a hub id or a path"),
+            partition_count=_required("partitions", values.pop("partitions"), "how many parts"),
+            shape=values.pop("shape"),
+            compression=values.pop("compress"),
+            on_invalid=values.pop("on_invalid"),
+            engines=values.pop("engines"),
+            engine_args=merged_table("engine-args", settings, values.pop("engine_arg")),
+            sampling=merged_table("sampling", settings, values.pop("sampling")),
+            answer_key=values.pop("answer_key"),
+            process_count=values.pop("split_processes"),
+        )
+        if not flags.inputs:
+            raise UsageError(
+                "read command line: no INPUTS", hint="name files, folders, globs or s3:// URIs, or - for standard input"
+            )
+        return command(*args, plan_flags=flags, **values)
+
+    return _decorate(
+        wrapped,
+        click.argument("inputs", nargs=-1, metavar="INPUTS...", envvar="SUBMIT_INPUTS"),
+        _option("--run", metavar="URI", help="Where the run lives: s3://bucket/prefix or a folder."),
+        _option("--model", metavar="MODEL", help="A hub id, or a path as the worker sees it."),
+        _option(
+            "--partitions",
+            type=click.IntRange(1, MAX_PARTITION_COUNT),
+            metavar="N",
+            help=f"How many parts to split the input into, 1 to {MAX_PARTITION_COUNT:,}; arrays hold 10,000 each.",
+        ),
+        _option(
+            "--shape",
+            type=click.Choice(["openai", "plain"]),
+            help="Shape of the input lines; default: found from the first records.",
+        ),
+        _option(
+            "--compress",
+            type=click.Choice(["none", "gz", "zst"]),
+            default="none",
+            show_default=True,
+            help="Compression of partitions and outputs.",
+        ),
+        _option(
+            "--on-invalid",
+            type=click.Choice(["refuse", "keep"]),
+            default="refuse",
+            show_default=True,
+            help="Lines that are no JSON objects: submit nothing, or keep them as error lines in the outputs.",
+        ),
+        _option(
+            "--engines",
+            type=click.IntRange(1, 64),
+            metavar="N",
+            help="Engine processes per worker; default: GPUs ÷ tensor-parallel size, 1 without GPUs.",
+        ),
+        click.option(
+            "--engine-arg",
+            multiple=True,
+            metavar="KEY=VALUE",
+            help="An argument of vLLM's engine, such as max_model_len=4096. May be repeated.",
+        ),
+        click.option(
+            "--sampling",
+            multiple=True,
+            metavar="KEY=VALUE",
+            help="A default for records that leave it out, such as max_tokens=256. May be repeated.",
+        ),
+        _option(
+            "--answer-key",
+            default=DEFAULT_ANSWER_KEY,
+            show_default=True,
+            metavar="NAME",
+            help="The field that holds the answer in the outputs of plain records.",
+        ),
+        _option(
+            "--split-processes",
+            type=click.IntRange(1, 256),
+            metavar="N",
+            help="Processes that split; default: one per core.",
+        ),
+    )
+
+
+def batch_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Options that make up a `BatchFlags`, passed as `batch_flags`."""
+
+    @functools.wraps(command)
+    def wrapped(*args: Any, **values: Any) -> Any:
+        settings = click.get_current_context().obj or FileSettings({}, {}, None)
+        tags = merged_table("tags", settings, values.pop("tag"))
+        names = {field.name for field in fields(BatchFlags)} - {"tags", "timeout_s"}
+        flags = BatchFlags(
+            tags={key: str(value) for key, value in tags.items()},
+            timeout_s=values.pop("timeout"),
+            **{name: values.pop(name) for name in names},
+        )
+        return command(*args, batch_flags=flags, **values)
+
+    return _decorate(
+        wrapped,
+        _option("--queue", metavar="NAME", help="The job queue to submit to."),
+        _option(
+            "--job-definition",
+            metavar="NAME[:REV]",
+            help="The job definition; with --local a file whose retry rules hold.",
+        ),
+        _option("--share", metavar="ID", help="Share identifier; fair-share queues need one."),
+        _option("--priority", type=click.IntRange(0, 9999), metavar="N", help="Scheduling priority within the share."),
+        _option(
+            "--timeout", type=click.IntRange(60), metavar="SECONDS", help="Time limit of each attempt; not retried."
+        ),
+        _option(
+            "--attempts",
+            type=click.IntRange(1, 10),
+            metavar="N",
+            help="Attempts per partition; default: the definition's.",
+        ),
+        click.option("--tag", multiple=True, metavar="KEY=VALUE", help="A tag of the jobs. May be repeated."),
+        click.option(
+            "--dry-run", is_flag=True, help="Print the exact SubmitJob requests as JSON; write and submit nothing."
+        ),
+    )
+
+
+def local_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    return _decorate(
+        command,
+        click.option("--local", is_flag=True, help="Run the workers on this machine instead of AWS Batch."),
+        _option(
+            "--parallel",
+            type=click.IntRange(1, 256),
+            default=1,
+            show_default=True,
+            metavar="K",
+            help="With --local: workers at a time.",
+        ),
+    )
+
+
+def _decorate(
+    command: Callable[..., Any], *decorators: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> Callable[..., Any]:
+    for decorator in reversed(decorators):
+        command = decorator(command)
+    return command
+
+
+def _required(name: str, value: Any, what: str) -> Any:
+    if value is None:
+        raise UsageError(
+            f"read command line: --{name} is missing ({what})",
+            hint=f"give --{name}, set SUBMIT_{name.upper()}, or write it into submit.toml",
+        )
+    return value

@@ -1,0 +1,64 @@
+"""What people and programs see: text, or with `--json` one JSON document on standard output.
+
+Errors, notes and progress go to standard error; when a command fails, standard output stays empty.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import click
+import orjson
+
+from worker.contract.errors import ArrayError
+
+
+@contextmanager
+def reported_errors(*, as_json: bool) -> Iterator[None]:
+    """Turn an error meant for people into a message and its exit code."""
+    try:
+        yield
+    except ArrayError as error:
+        if as_json:
+            sys.stderr.write(orjson.dumps({"error": error.to_dict()}).decode() + "\n")
+        else:
+            hint = f"\n  hint: {error.hint}" if error.hint else ""
+            click.echo(f"error: {error.message}{hint}", err=True)
+        raise SystemExit(int(error.exit_code)) from error
+
+
+class Output:
+    """Shows a command's result; one method per kind of thing a command can say."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._as_json = as_json
+
+    def document(self, document: dict[str, Any], lines: Sequence[str]) -> None:
+        """The result of a command: `document` for programs, `lines` for people."""
+        if self._as_json:
+            click.echo(orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS))
+        else:
+            for line in lines:
+                click.echo(line)
+
+    def note(self, text: str) -> None:
+        """Something to know that is no error."""
+        click.echo(f"note: {text}", err=True)
+
+
+def count(number: int, thing: str) -> str:
+    """`1 record`, `1,000 records`."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
+def duration(seconds: float) -> str:
+    """`8 s`, `3 min 20 s`, `2 h 5 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"

@@ -1,0 +1,117 @@
+"""Settings of a run: `submit.toml` < `SUBMIT_*` variables < command line.
+
+click merges the three for single values. Tables (`[engine-args]`, `[sampling]`, `[tags]`) are merged key by key here.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from worker.contract.errors import UsageError
+
+DEFAULT_FILE = "submit.toml"
+FILE_VARIABLE = "SUBMIT_CONFIG"
+TABLES = ("engine-args", "sampling", "tags")
+
+
+@dataclass(frozen=True, slots=True)
+class FileSettings:
+    """What a settings file holds, by option name with underscores."""
+
+    values: dict[str, Any]
+    tables: dict[str, dict[str, Any]]
+    path: Path | None
+
+
+def read_file(path: str | None, known_options: Iterable[str]) -> FileSettings:
+    """Read the settings file: the one named, or `submit.toml` in this folder if there is one.
+
+    Raises:
+        UsageError: the named file is missing, is not TOML, or holds a setting that no command has.
+    """
+    chosen = path or os.environ.get(FILE_VARIABLE)
+    found = Path(chosen or DEFAULT_FILE)
+    if not found.is_file():
+        if chosen:
+            raise UsageError(f"read settings {found}: there is no such file")
+        return FileSettings({}, {}, None)
+    try:
+        content = tomllib.loads(found.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"read settings {found}: {error}") from error
+    values: dict[str, Any] = {}
+    tables: dict[str, dict[str, Any]] = {}
+    known = {name.replace("_", "-") for name in known_options}
+    for key, value in content.items():
+        name = key.replace("_", "-")
+        if name in TABLES:
+            tables[name] = _table(found, name, value)
+        elif name in known:
+            values[name.replace("-", "_")] = value
+        else:
+            raise UsageError(
+                f"read settings {found}: unknown setting {key!r}", hint=did_you_mean(name, [*known, *TABLES])
+            )
+    return FileSettings(values, tables, found)
+
+
+def merged_table(name: str, settings: FileSettings, pairs: Iterable[str]) -> dict[str, Any]:
+    """One table: the file's, then `SUBMIT_<NAME>`'s (a JSON object, or `key=value` words), then the command line's pairs.
+
+    Raises:
+        UsageError: a pair is not `key=value`, or the variable is not what it should be.
+    """
+    variable = f"SUBMIT_{name.upper().replace('-', '_')}"
+    return {**settings.tables.get(name, {}), **_from_variable(variable), **_pairs(pairs, f"--{_singular(name)}")}
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str | None:
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"did you mean {close[0]!r}?" if close else None
+
+
+def _singular(name: str) -> str:
+    return {"engine-args": "engine-arg", "tags": "tag"}.get(name, name)
+
+
+def _table(path: Path, name: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise UsageError(f"read settings {path}: {name} is {value!r} (expected a table, as in [{name}])")
+    return {str(key): item for key, item in value.items()}
+
+
+def _from_variable(variable: str) -> dict[str, Any]:
+    text = os.environ.get(variable, "").strip()
+    if not text.startswith("{"):
+        return _pairs(text.split(), variable)
+    try:
+        found = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise UsageError(f"read {variable}: it opens like a JSON object and is none: {error}") from error
+    return {str(key): value for key, value in found.items()}
+
+
+def _pairs(pairs: Iterable[str], origin: str) -> dict[str, Any]:
+    found = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not equals or not key:
+            raise UsageError(f"read {origin}: {pair!r} is no pair (expected key=value)")
+        found[key] = json_or_text(text)
+    return found
+
+
+def json_or_text(text: str) -> Any:
+    """`4096`, `true`, `[1]` and `{"a":1}` as JSON; anything else as the text it is."""
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return text

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from submitter.settings import FileSettings, json_or_text, merged_table, read_file
+from worker.contract.errors import UsageError
+
+OPTIONS = {"run", "model", "partitions", "answer_key"}
+
+
+def test_values_and_tables_are_read_and_dashes_are_underscores(tmp_path: Path) -> None:
+    path = tmp_path / "s.toml"
+    path.write_text('partitions = 7\nanswer-key = "a"\n[engine-args]\nmax_model_len = 10\n[sampling]\nmax_tokens = 5\n')
+
+    found = read_file(str(path), OPTIONS)
+
+    assert found.values == {"partitions": 7, "answer_key": "a"}
+    assert found.tables == {"engine-args": {"max_model_len": 10}, "sampling": {"max_tokens": 5}}
+
+
+def test_submit_toml_in_this_folder_is_read_unasked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert read_file(None, OPTIONS) == FileSettings({}, {}, None)
+
+    (tmp_path / "submit.toml").write_text("partitions = 3")
+
+    assert read_file(None, OPTIONS).values == {"partitions": 3}
+
+
+def test_an_unknown_setting_is_refused_with_the_nearest_one(tmp_path: Path) -> None:
+    path = tmp_path / "s.toml"
+    path.write_text("partition = 7")
+
+    with pytest.raises(UsageError, match="unknown setting 'partition'") as caught:
+        read_file(str(path), OPTIONS)
+
+    assert caught.value.hint == "did you mean 'partitions'?"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [("partitions = ", "Invalid value"), ("[engine-args", "Expected"), ("sampling = 3", r"as in \[sampling\]")],
+)
+def test_a_broken_file_is_named(tmp_path: Path, content: str, said: str) -> None:
+    path = tmp_path / "s.toml"
+    path.write_text(content)
+
+    with pytest.raises(UsageError, match=f"s.toml.*{said}"):
+        read_file(str(path), OPTIONS)
+
+
+def test_a_file_asked_for_must_exist(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"nothing\.toml: there is no such file"):
+        read_file(str(tmp_path / "nothing.toml"), OPTIONS)
+
+
+@pytest.mark.parametrize("variable", ['{"b": 2, "c": "v"}', "b=2 c=v"])
+def test_tables_merge_key_by_key_and_the_command_line_wins(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    monkeypatch.setenv("SUBMIT_ENGINE_ARGS", variable)
+    settings = FileSettings({}, {"engine-args": {"a": 1, "b": 1, "c": "f"}}, None)
+
+    assert merged_table("engine-args", settings, ["c=true"]) == {"a": 1, "b": 2, "c": True}
+
+
+@pytest.mark.parametrize("pair", ["novalue", "=3"])
+def test_a_pair_without_a_key_or_value_is_refused(pair: str) -> None:
+    with pytest.raises(UsageError, match="expected key=value"):
+        merged_table("sampling", FileSettings({}, {}, None), [pair])
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("1", 1), ("0.5", 0.5), ("true", True), ("float32", "float32"), ("", ""), ('{"a":1}', {"a": 1})]
+)
+def test_values_are_json_where_they_can_be(text: str, value: object) -> None:
+    assert json_or_text(text) == value
