@@ -12,7 +12,6 @@ import click
 
 from submitter.options import (
     BatchFlags,
-    PlanFlags,
     batch_options,
     config_option,
     json_option,
@@ -20,6 +19,7 @@ from submitter.options import (
     plan_options,
 )
 from submitter.output import Output, reported_errors
+from submitter.split import SplitRequest
 from worker.contract.errors import ExitCode, UsageError
 
 
@@ -53,7 +53,7 @@ def cli() -> None:
 @local_options
 @config_option
 @json_option
-def run(*, plan_flags: PlanFlags, batch_flags: BatchFlags, local: bool, parallel: int, as_json: bool) -> int:
+def run(*, request: SplitRequest, batch_flags: BatchFlags, local: bool, parallel: int, as_json: bool) -> int:
     """Split the INPUTS, plan the run, and submit it: to AWS Batch, or with --local to this machine.
 
     An INPUT is a JSONL file, a folder, a glob, an s3:// object or prefix, or - for standard input; gz, zst, bz2 and
@@ -63,19 +63,19 @@ def run(*, plan_flags: PlanFlags, batch_flags: BatchFlags, local: bool, parallel
 
     output = Output(as_json=as_json)
     if local:
-        return running.run_locally(plan_flags, batch_flags, parallel, output)
-    return running.run_on_batch(plan_flags, batch_flags, output)
+        return running.run_locally(request, batch_flags, parallel, output)
+    return running.run_on_batch(request, batch_flags, output)
 
 
 @cli.command()
 @plan_options
 @config_option
 @json_option
-def split(*, plan_flags: PlanFlags, as_json: bool) -> int:
+def split(*, request: SplitRequest, as_json: bool) -> int:
     """Write a run's partitions and its plan (run.json), and start nothing."""
     from submitter import running  # noqa: PLC0415
 
-    return running.split_only(plan_flags, Output(as_json=as_json))
+    return running.split_only(request, Output(as_json=as_json))
 
 
 @cli.command()

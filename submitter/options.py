@@ -5,34 +5,17 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any
 
 import click
 
+from submitter.batch_request import SubmitOptions
 from submitter.settings import FileSettings, merged_table, read_file
+from submitter.split import SplitRequest
 from worker.contract.errors import UsageError
 from worker.contract.layout import MAX_PARTITION_COUNT, normalize_uri
-from worker.contract.plan import Compression, Shape
 
 DEFAULT_ANSWER_KEY = "response"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanFlags:
-    """What a run is made of."""
-
-    inputs: tuple[str, ...]
-    run_uri: str
-    model: str
-    partition_count: int
-    shape: Shape | None
-    compression: Compression
-    on_invalid: Literal["refuse", "keep"]
-    engines: int | None
-    engine_args: dict[str, Any]
-    sampling: dict[str, Any]
-    answer_key: str
-    process_count: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +30,22 @@ class BatchFlags:
     attempts: int | None
     tags: dict[str, str]
     dry_run: bool
+
+    def submit_options(self) -> SubmitOptions:
+        """The same, checked against Batch's limits.
+
+        Raises:
+            UsageError: the queue or the job definition is missing, or a value breaks a limit.
+        """
+        return SubmitOptions(
+            job_queue=_required("queue", self.queue, "the job queue"),
+            job_definition=_required("job-definition", self.job_definition, "name or name:revision"),
+            share_identifier=self.share,
+            scheduling_priority=self.priority,
+            timeout_s=self.timeout_s,
+            attempts=self.attempts,
+            tags=self.tags,
+        )
 
 
 def _option(*names: str, **attributes: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -93,12 +92,12 @@ def _known_options() -> set[str]:
 
 
 def plan_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Options that make up a `PlanFlags`, passed as `plan_flags`."""
+    """Options that make up a `SplitRequest`, passed as `request`."""
 
     @functools.wraps(command)
     def wrapped(*args: Any, **values: Any) -> Any:
         settings = click.get_current_context().obj or FileSettings({}, {}, None)
-        flags = PlanFlags(
+        request = SplitRequest(
             inputs=tuple(values.pop("inputs")),
             run_uri=normalize_uri(_required("run", values.pop("run"), "the run's URI")),
             model=_required("model", values.pop("model"), "a hub id or a path"),
@@ -112,11 +111,11 @@ def plan_options(command: Callable[..., Any]) -> Callable[..., Any]:
             answer_key=values.pop("answer_key"),
             process_count=values.pop("split_processes"),
         )
-        if not flags.inputs:
+        if not request.inputs:
             raise UsageError(
                 "read command line: no INPUTS", hint="name files, folders, globs or s3:// URIs, or - for standard input"
             )
-        return command(*args, plan_flags=flags, **values)
+        return command(*args, request=request, **values)
 
     return _decorate(
         wrapped,
@@ -250,6 +249,6 @@ def _required(name: str, value: Any, what: str) -> Any:
     if value is None:
         raise UsageError(
             f"read command line: --{name} is missing ({what})",
-            hint=f"give --{name}, set SUBMIT_{name.upper()}, or write it into submit.toml",
+            hint=f"give --{name}, set SUBMIT_{name.upper().replace('-', '_')}, or write it into submit.toml",
         )
     return value
