@@ -45,7 +45,11 @@ clean: ## remove what the targets made
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || \
 	  { echo 'make: Python 3.11 is needed; name it with PYTHON=…'; exit 1; }
-	@$(PYTHON) -m venv .venv || { echo 'make: venv failed; on Debian: apt-get install python3-venv'; rm -rf .venv; exit 1; }
+	@# Debian keeps venv's other half in a package of its own.
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { [ "$$(id -u)" = 0 ] && \
+	  apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y python3-venv >/dev/null; } || \
+	  { echo 'make: Python has no venv; install it: sudo apt-get install python3-venv'; exit 1; }
+	$(PYTHON) -m venv .venv
 
 # torch first and with its dependencies, the rest whole and pinned: requirements/engine-cpu.txt says why.
 .venv/engine.stamp: requirements/core.txt requirements/engine-cpu.txt requirements/demo.txt pyproject.toml | .venv/bin/python
