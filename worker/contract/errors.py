@@ -81,6 +81,13 @@ class StorageError(ArrayError):
     code = "storage"
 
 
+class BatchError(ArrayError):
+    """AWS Batch did not answer, or its answer is not known, after retries; the same command later settles it."""
+
+    exit_code = ExitCode.INTERRUPTED
+    code = "batch"
+
+
 class EngineBootError(ArrayError):
     """An engine ended before it was ready."""
 

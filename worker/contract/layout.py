@@ -11,6 +11,7 @@ from worker.contract.errors import UsageError
 MAX_PARTITION_COUNT = 99_999
 COMPRESSION_SUFFIXES = {"none": "", "gz": ".gz", "zst": ".zst"}
 
+_SUBMISSION_NAME = re.compile(r"(\d{4,})\.json")
 _PARTITION_NAME = re.compile(r"part-(\d{5})-of-(\d{5})\.(?:jsonl|json)(?:\.gz|\.zst)?")
 
 
@@ -57,6 +58,12 @@ def partition_index_of(name: str) -> int | None:
     return int(found[1]) if found else None
 
 
+def submission_id_of(name: str) -> str | None:
+    """The id in a file name made by `RunLayout.submission`, or None for any other name."""
+    found = _SUBMISSION_NAME.fullmatch(name)
+    return found[1] if found else None
+
+
 @dataclass(frozen=True, slots=True)
 class RunLayout:
     """URIs of everything in one run."""
@@ -92,3 +99,7 @@ class RunLayout:
     def submitted(self, submission_id: str) -> str:
         """What AWS Batch answered to a submission; beside it, since the submission itself never changes."""
         return join(self.submissions, f"{submission_id}.submitted.json")
+
+    def claim(self, submission_id: str, claim_number: int) -> str:
+        """Who alone may submit a submission, from the second submitter on: the first holds it by having written it."""
+        return join(self.submissions, f"{submission_id}.claim-{claim_number:03d}.json")

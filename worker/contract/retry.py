@@ -17,7 +17,9 @@ import tenacity
 from botocore.exceptions import (
     ClientError,
     ConnectionClosedError,
+    ConnectTimeoutError,
     CredentialRetrievalError,
+    EndpointConnectionError,
     HTTPClientError,
     IncompleteReadError,
     ResponseStreamingError,
@@ -51,7 +53,9 @@ _TRANSIENT_CODES = frozenset(
     }
 )
 _TRANSIENT_ERRORS = (
-    HTTPClientError,  # connection refused, reset or timed out
+    EndpointConnectionError,  # refused, or the name is not known: neither this nor the next is an HTTPClientError
+    ConnectTimeoutError,
+    HTTPClientError,  # reset or timed out
     ConnectionClosedError,
     IncompleteReadError,
     ResponseStreamingError,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import io
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, BinaryIO, TypeVar, cast
@@ -273,4 +274,6 @@ def _make_client(total_max_attempts: int) -> S3Client:
         max_pool_connections=32,
         retries={"mode": "standard", "total_max_attempts": total_max_attempts},
     )
-    return boto3.session.Session().client("s3", config=config)
+    # boto3 itself reads AWS_DEFAULT_REGION alone.
+    region = os.environ.get("AWS_DEFAULT_REGION") or os.environ.get("AWS_REGION")
+    return boto3.session.Session(region_name=region).client("s3", config=config)

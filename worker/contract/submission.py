@@ -56,6 +56,22 @@ class Submitted(Document, frozen=True, kw_only=True):
     job_arn: str | None
 
 
+class Claim(Document, frozen=True, kw_only=True):
+    """`submissions/<id>.claim-<number>.json`: a submission that was left without an answer, taken up by another submitter.
+
+    SubmitJob has no client token. Of all who find such a submission, the one whose claim is created may call SubmitJob,
+    for a short time; the numbers count up from 2.
+    """
+
+    submission_id: str
+    claim_number: int
+    claimed_at: str
+    released: bool
+    """The holder has given up, and knows that no job of its own exists: the next claim need not wait."""
+    job_queue: str | None
+    """Where the holder submits, which need not be the submission's own queue: a lost job is looked for in both."""
+
+
 def ranges_of(indices: Iterable[int]) -> tuple[tuple[int, int], ...]:
     """Ascending indices as inclusive ranges: `[0, 1, 2, 7]` is `((0, 2), (7, 7))`."""
     found: list[tuple[int, int]] = []

@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from submitter.batch_client import Batch, open_batch
+from submitter.job_definition import register
+from tests.batch_setting import FOLDER, VALUES, Setting
+from tests.fake_batch import FakeBatch
+from worker.contract.layout import RunLayout
+
+
+@pytest.fixture(scope="session")
+def batch_server() -> Iterator[FakeBatch]:
+    with FakeBatch() as running:
+        yield running
+
+
+@pytest.fixture
+def setting(batch_server: FakeBatch, aws_environment: dict[str, str], tmp_path: Path) -> Setting:
+    """A queue of p5en hosts, the job definition for them, and a run that is not submitted yet."""
+    batch_server.reset()
+    batch_server.add_queue("gpu", ["p5en.48xlarge", "p5"])
+    batch = _client(batch_server.url)
+    register(batch, FOLDER / "8gpu-p5.json", VALUES)
+    found = Setting(fake=batch_server, batch=batch, layout=RunLayout(str(tmp_path / "run")))
+    batch_server.created_at_ms = lambda: int(found.clock.now() * 1000)
+    return found
+
+
+@functools.cache
+def _client(url: str) -> Batch:
+    """One for all tests: making a client costs more than most of them."""
+    return open_batch(endpoint_url=url)
