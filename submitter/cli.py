@@ -37,17 +37,17 @@ class DefaultGroup(click.Group):
 @click.group(cls=DefaultGroup, context_settings={"help_option_names": ["--help"], "max_content_width": 110})
 @click.version_option(package_name="llm-array", message="llm-array %(version)s")
 def cli() -> None:
-    r"""Offline LLM inference over millions to billions of records, as AWS Batch array jobs of vLLM engines.
+    """Offline LLM inference over millions to billions of records, as AWS Batch array jobs of vLLM engines.
 
     \b
     submit in.jsonl --run s3://bucket/runs/r1 --model M --partitions 1000 --queue Q --job-definition D
     submit in.jsonl --run runs/try --model M --partitions 4 --local
 
     Options may also stand in submit.toml or in SUBMIT_* variables (SUBMIT_PARTITIONS=1000); the command line wins.
-    """
+    """  # noqa: D301  click knows \b by itself
 
 
-@cli.command()
+@cli.command(short_help="Split, plan and submit; may be left out: `submit INPUTS…`.")
 @plan_options
 @batch_options
 @local_options
@@ -67,7 +67,7 @@ def run(*, request: SplitRequest, batch_flags: BatchFlags, local: bool, parallel
     return running.run_on_batch(request, batch_flags, output)
 
 
-@cli.command()
+@cli.command(short_help="Write partitions and plan only.")
 @plan_options
 @config_option
 @json_option
@@ -78,7 +78,7 @@ def split(*, request: SplitRequest, as_json: bool) -> int:
     return running.split_only(request, Output(as_json=as_json))
 
 
-@cli.command()
+@cli.command(short_help="Register a job definition file if it has changed.")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False))
 @click.option("--image", metavar="URI", help="Fills ${IMAGE} in the file.")
 @click.option("--job-role-arn", metavar="ARN", help="Fills ${JOB_ROLE_ARN}: what the worker may do.")

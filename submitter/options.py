@@ -97,6 +97,10 @@ def plan_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(command)
     def wrapped(*args: Any, **values: Any) -> Any:
         settings = click.get_current_context().obj or FileSettings({}, {}, None)
+        if not values["inputs"]:
+            raise UsageError(
+                "read command line: no INPUTS", hint="name files, folders, globs or s3:// URIs, or - for standard input"
+            )
         request = SplitRequest(
             inputs=tuple(values.pop("inputs")),
             run_uri=normalize_uri(_required("run", values.pop("run"), "the run's URI")),
@@ -111,10 +115,6 @@ def plan_options(command: Callable[..., Any]) -> Callable[..., Any]:
             answer_key=values.pop("answer_key"),
             process_count=values.pop("split_processes"),
         )
-        if not request.inputs:
-            raise UsageError(
-                "read command line: no INPUTS", hint="name files, folders, globs or s3:// URIs, or - for standard input"
-            )
         return command(*args, request=request, **values)
 
     return _decorate(

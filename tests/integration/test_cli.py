@@ -1,0 +1,253 @@
+"""`submit` as people call it: a process, its two streams and its exit code, against S3 and Batch over HTTP."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import botocore.session
+import orjson
+import pytest
+from botocore.validate import ParamValidator
+
+from tests.batch_setting import DEFINITION, FOLDER, VALUES, Setting
+from worker.contract.store import open_store
+
+SUBMIT = str(Path(sys.executable).parent / "submit")
+LINES = b"".join(b'{"prompt": "p%d"}\n' % number for number in range(12))
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    exit_code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def document(self) -> dict[str, Any]:
+        found: dict[str, Any] = orjson.loads(self.stdout)
+        return found
+
+    @property
+    def error(self) -> dict[str, str]:
+        """The last line of standard error, as `--json` has it."""
+        found: dict[str, str] = orjson.loads(self.stderr.strip().split("\n")[-1])["error"]
+        return found
+
+
+Submit = Callable[..., Done]
+
+
+@pytest.fixture
+def submit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Submit:
+    (tmp_path / "in.jsonl").write_bytes(LINES)
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str, stdin: bytes = b"") -> Done:
+        done = subprocess.run([SUBMIT, *arguments], input=stdin, capture_output=True, check=False)
+        return Done(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+    return run
+
+
+def on_batch(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_BATCH", setting.fake.url)
+    return ("--model", "org/model", "--queue", "gpu", "--job-definition", DEFINITION)
+
+
+def test_the_command_line_beats_the_environment_which_beats_the_file(
+    submit: Submit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "submit.toml").write_text(
+        'inputs = "in.jsonl"\nrun = "from-file"\nmodel = "file"\npartitions = 2\nengines = 3\n'
+        "[engine-args]\nmax_model_len = 100\nmax_num_seqs = 7\n[sampling]\nmax_tokens = 5\n"
+    )
+    monkeypatch.setenv("SUBMIT_MODEL", "variable")
+    monkeypatch.setenv("SUBMIT_PARTITIONS", "3")
+
+    done = submit("split", "--partitions", "4", "--engine-arg", "max_model_len=200")
+
+    assert done.exit_code == 0, done.stderr
+    plan = orjson.loads((tmp_path / "from-file/run.json").read_bytes())
+    assert plan["model"] == "variable"
+    assert plan["engines"] == 3
+    assert len(plan["partitions"]) == 4
+    assert plan["engine_args"] == {"max_model_len": 200, "max_num_seqs": 7}
+    assert plan["sampling"] == {"max_tokens": 5}
+
+
+def test_partitions_alone_is_enough_when_the_rest_is_in_the_file(
+    submit: Submit, setting: Setting, s3_bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_batch(setting, monkeypatch)
+    (tmp_path / "submit.toml").write_text(
+        f'inputs = ["in.jsonl"]\nrun = "s3://{s3_bucket}/r"\nmodel = "m"\nqueue = "gpu"\njob-definition = "{DEFINITION}"\n'
+    )
+
+    done = submit("--partitions", "5")
+
+    assert done.exit_code == 0, done.stderr
+    (job,) = setting.fake.jobs
+    assert job["request"]["arrayProperties"] == {"size": 5}
+
+
+def test_an_array_is_submitted_once_and_the_same_command_says_what_is_there(
+    submit: Submit, setting: Setting, s3_bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_uri = f"s3://{s3_bucket}/runs/r1"
+    command = ("in.jsonl", "--run", run_uri, "--partitions", "4", *on_batch(setting, monkeypatch), "--json")
+
+    first, second = submit(*command), submit("run", *command)
+
+    assert (first.exit_code, second.exit_code) == (0, 0), first.stderr + second.stderr
+    (job,) = setting.fake.jobs
+    request = job["request"]
+    assert request["containerOverrides"]["command"] == ["run", run_uri, "--submission", "0001"]
+    assert request["parameters"]["model"] == "org/model"
+    assert request["parameters"]["partitions"] == "4"
+    assert first.document["created"]
+    assert not second.document["created"]
+    assert [entry["outcome"] for entry in first.document["submission"]["jobs"]] == ["submitted"]
+    assert [entry["outcome"] for entry in second.document["submission"]["jobs"]] == ["already_submitted"]
+    names = {entry.uri.removeprefix(run_uri + "/") for entry in open_store(run_uri).list(run_uri + "/")}
+    assert names == {
+        "run.json",
+        "submissions/0001.json",
+        "submissions/0001.submitted.json",
+        *(f"partitions/part-{index:05d}-of-00004.jsonl" for index in range(4)),
+    }
+
+
+@pytest.mark.parametrize(("partition_count", "sizes"), [(1, [None]), (10_001, [5_000, 5_001])])
+def test_one_partition_is_a_plain_job_and_many_are_several_arrays(
+    submit: Submit, setting: Setting, monkeypatch: pytest.MonkeyPatch, partition_count: int, sizes: list[int | None]
+) -> None:
+    Path("many.jsonl").write_bytes(b'{"prompt":"a"}\n' * 10_001)
+
+    done = submit("many.jsonl", "--run", "r", "--partitions", str(partition_count), *on_batch(setting, monkeypatch))
+
+    assert done.exit_code == 0, done.stderr
+    found = [job["request"].get("arrayProperties", {}).get("size") for job in setting.fake.jobs]
+    assert found == sizes
+
+
+def test_a_dry_run_prints_the_exact_requests_and_changes_nothing(
+    submit: Submit, setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = (
+        "in.jsonl", "--run", "r", "--partitions", "4", *on_batch(setting, monkeypatch),
+        "--timeout", "3600", "--attempts", "4", "--tag", "team=a b",
+    )  # fmt: skip
+
+    unplanned = submit(*command, "--dry-run")
+    assert unplanned.exit_code == 0, unplanned.stderr
+    assert not (tmp_path / "r").exists()
+    assert "not planned yet" in unplanned.stderr
+
+    submit("split", "in.jsonl", "--run", "r", "--partitions", "4", "--model", "org/model")
+    shown = submit(*command, "--dry-run", "--json").document["requests"]
+    assert not setting.fake.jobs
+    assert not (tmp_path / "r/submissions").exists()
+
+    model = botocore.session.get_session().get_service_model("batch")
+    for request in [*orjson.loads(unplanned.stdout), *shown]:
+        report = ParamValidator().validate(request, model.shape_for("SubmitJobRequest"))
+        assert not report.has_errors(), report.generate_report()
+
+    submit(*command)
+    assert [job["request"] for job in setting.fake.jobs] == shown
+
+
+def test_a_mistyped_queue_is_found_before_the_input_is_read(
+    submit: Submit, setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_batch(setting, monkeypatch)
+
+    done = submit(
+        "in.jsonl", "--run", "r", "--partitions", "4", "--model", "m", "--queue", "gpuu", "--job-definition", DEFINITION
+    )
+
+    assert done.exit_code == 78
+    assert "find job queue gpuu" in done.stderr
+    assert not (tmp_path / "r").exists()
+
+
+def test_other_settings_or_inputs_at_the_same_uri_are_refused(submit: Submit, tmp_path: Path) -> None:
+    command = ("split", "in.jsonl", "--run", "r", "--partitions", "4", "--model")
+    assert submit(*command, "m").exit_code == 0
+
+    done = submit(*command, "other", "--json")
+
+    assert done.exit_code == 73
+    assert done.stdout == ""
+    assert done.error["code"] == "plan_exists"
+    assert "model (expected m, got other)" in done.error["message"]
+
+    (tmp_path / "in.jsonl").write_bytes(LINES + LINES)
+    assert submit(*command, "m").exit_code == 73
+
+
+def test_bad_lines_are_listed_and_nothing_is_submitted(submit: Submit, tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_bytes(LINES + b"not json\n[1]\n")
+
+    done = submit("in.jsonl", "--run", "r", "--partitions", "2", "--model", "m", "--local")
+
+    assert done.exit_code == 65
+    assert f"{tmp_path}/in.jsonl:13: " in done.stderr
+    assert f"{tmp_path}/in.jsonl:14: " in done.stderr
+    assert not (tmp_path / "r").exists()
+
+
+def test_standard_input_is_an_input(submit: Submit, tmp_path: Path) -> None:
+    done = submit("split", "-", "--run", "r", "--partitions", "3", "--model", "m", stdin=LINES)
+
+    assert done.exit_code == 0, done.stderr
+    parts = sorted((tmp_path / "r/partitions").iterdir())
+    assert b"".join(path.read_bytes() for path in parts) == LINES
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--run", "r", "--model", "m", "--partitions", "2"), "no INPUTS"),
+        (("in.jsonl", "--model", "m", "--partitions", "2"), "--run is missing"),
+        (("in.jsonl", "--run", "r", "--partitions", "2"), "--model is missing"),
+        (("in.jsonl", "--run", "r", "--model", "m"), "--partitions is missing"),
+        (("in.jsonl", "--run", "r", "--model", "m", "--partitions", "0"), "0 is not in the range"),
+        (("in.jsonl", "--run", "r", "--model", "m", "--partitions", "2", "--engine-arg", "x"), "expected key=value"),
+        (("in.jsonl", "--run", "r", "--model", "m", "--partitions", "2"), "--queue is missing"),
+        (("in.jsonl", "--run", "r", "--model", "m", "--partitions", "2", "--nonsense"), "No such option"),
+        (("split", "in.jsonl", "--run", "gs://b/r", "--model", "m", "--partitions", "2"), "unknown scheme"),
+        (("split", "in.jsonl", "--config", "none.toml"), "there is no such file"),
+    ],
+)
+def test_wrong_usage_exits_2_and_says_what_is_wrong(submit: Submit, arguments: tuple[str, ...], said: str) -> None:
+    text, as_json = submit(*arguments), submit(*arguments, "--json")
+
+    assert (text.exit_code, as_json.exit_code) == (2, 2)
+    assert said in text.stderr
+    assert (text.stdout, as_json.stdout) == ("", "")
+    assert as_json.error["code"] == "usage"
+
+
+def test_a_job_definition_is_registered_only_when_it_changed(
+    submit: Submit, setting: Setting, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    on_batch(setting, monkeypatch)
+    text = (FOLDER / "cpu.json").read_text()
+    (tmp_path / "cpu.json").write_text(text)
+    command = ("register", "cpu.json", "--image", "image:1", "--job-role-arn", str(VALUES.job_role_arn), "--json")
+
+    outcomes = [submit(*command).document for _ in range(2)]
+    (tmp_path / "cpu.json").write_text(text.replace('"attempts": 10', '"attempts": 3'))
+    outcomes.append(submit(*command).document)
+
+    assert [(found["outcome"], found["revision"]) for found in outcomes] == [
+        ("registered", 1),
+        ("already_registered", 1),
+        ("registered", 2),
+    ]
