@@ -1,0 +1,101 @@
+"""When two commands ask for the same run, and what differs when they do not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from worker.contract.errors import PlanExistsError
+from worker.contract.formats import Checksum
+from worker.contract.plan import InputObject, Plan
+
+if TYPE_CHECKING:
+    from submitter.split import SplitRequest
+
+_SHOWN_INPUT_COUNT = 3
+
+
+def fingerprint_of(request: SplitRequest, inputs: Sequence[InputObject]) -> str:
+    """Of inputs and settings. What may be left to be found out (the shape), or only forbids something, is no part of it."""
+    settings = {
+        "partition_count": request.partition_count,
+        "compression": request.compression,
+        "model": request.model,
+        "engines": request.engines,
+        "engine_args": request.engine_args,
+        "sampling": request.sampling,
+        "answer_key": request.answer_key,
+    }
+    checksum = Checksum()
+    checksum.update(msgspec.json.encode(settings, order="sorted"))
+    for one in inputs:
+        checksum.update(msgspec.json.encode(one))
+    return checksum.value
+
+
+def check_same_run(
+    plan: Plan, plan_uri: str, fingerprint: str, request: SplitRequest, inputs: Sequence[InputObject]
+) -> None:
+    """Raise unless the plan that is there is what the request asks for.
+
+    Raises:
+        PlanExistsError: says what differs.
+    """
+    found = [*_settings_that_differ(plan, request), *_inputs_that_differ(plan.inputs, inputs)]
+    if plan.fingerprint == fingerprint and not found:
+        return
+    what = "; ".join(found) or "other settings"
+    raise PlanExistsError(
+        f"plan {plan_uri}: the run exists already, and differs: {what}",
+        hint="choose another --run, or ask for the same inputs and settings",
+    )
+
+
+def _settings_that_differ(plan: Plan, request: SplitRequest) -> Iterator[str]:
+    planned_count = len(plan.partitions)
+    # With fewer records than partitions asked for, the plan has fewer, too: only the fingerprint knows what was asked.
+    if request.partition_count != planned_count and (
+        request.partition_count < planned_count or plan.record_count > planned_count
+    ):
+        yield _difference("partitions", planned_count, request.partition_count)
+    if request.shape not in (None, plan.shape):
+        yield _difference("shape", plan.shape, request.shape)
+    if request.on_invalid == "refuse" and plan.invalid_record_count:
+        yield f"invalid records: it keeps {plan.invalid_record_count:,}, and now they are refused"
+    for name in ("compression", "model", "engines", "answer_key"):
+        planned, asked = getattr(plan, name), getattr(request, name)
+        if planned != asked:
+            yield _difference(name, planned, asked)
+    for name in ("engine_args", "sampling"):
+        keys = _keys_that_differ(getattr(plan, name), getattr(request, name))
+        if keys:
+            yield f"{name}: {', '.join(keys)}"
+
+
+def _difference(name: str, planned: object, asked: object) -> str:
+    return f"{name} (expected {planned}, got {asked})"
+
+
+def _keys_that_differ(planned: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]:
+    # Their values are not shown: an argument may be a token.
+    missing = object()
+    encoded = msgspec.json.decode(msgspec.json.encode(asked))
+    return sorted(
+        key for key in planned.keys() | encoded.keys() if planned.get(key, missing) != encoded.get(key, missing)
+    )
+
+
+def _inputs_that_differ(planned: Sequence[InputObject], asked: Sequence[InputObject]) -> Iterator[str]:
+    before, now = {one.uri: one for one in planned}, {one.uri: one for one in asked}
+    for what, uris in (
+        ("changed", [uri for uri in now if uri in before and before[uri] != now[uri]]),
+        ("new", [uri for uri in now if uri not in before]),
+        ("missing", [uri for uri in before if uri not in now]),
+    ):
+        if uris:
+            more = ", …" if len(uris) > _SHOWN_INPUT_COUNT else ""
+            yield f"{len(uris):,} inputs {what}: {', '.join(uris[:_SHOWN_INPUT_COUNT])}{more}"
+    if before == now and list(before) != list(now):
+        yield "the order of the inputs"

@@ -1,0 +1,117 @@
+"""Both passes over the data, from inputs to written partitions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from submitter.blocks import START, BlockTable, Position, stretches
+from submitter.cut import CutRule, find_boundaries
+from submitter.inputs import Input
+from submitter.meter import Meter
+from submitter.partition_writer import Target, Written
+from submitter.peek import find_shape, no_records
+from submitter.processes import Processes
+from submitter.reading import changed
+from submitter.scan_inputs import Scan, ScanSettings, refuse_invalid, scan_inputs
+from submitter.split import Passed, SplitRequest
+from submitter.split_tuning import SplitTuning
+from submitter.weight import Weigher
+from submitter.write_plain import write_plain
+from submitter.write_streamed import write_streamed
+from worker.contract.layout import RunLayout
+from worker.contract.plan import Partition, Source
+
+
+def run_passes(
+    request: SplitRequest,
+    layout: RunLayout,
+    inputs: Sequence[Input],
+    *,
+    tuning: SplitTuning,
+    processes: Processes,
+    meter: Meter,
+    before_writing: Callable[[], object],
+) -> Passed:
+    """Validate everything, then write all partitions.
+
+    Raises:
+        InputError: see `split_run`.
+    """
+    total_bytes = sum(one.stored.size_bytes for one in inputs)
+    keeps_invalid = request.on_invalid == "keep"
+    shape = request.shape or find_shape(inputs, tuning.line_limit_bytes, keeps_invalid=keeps_invalid)
+    settings = ScanSettings(
+        shape,
+        request.sampling,
+        tuning.block_bytes_for(total_bytes, request.partition_count),
+        tuning.chunk_bytes_for(total_bytes, processes.process_count),
+        tuning,
+    )
+    with meter.phase("scan"):
+        scan = scan_inputs(inputs, settings, processes)
+    if not keeps_invalid:
+        refuse_invalid(scan.invalid, scan.invalid_count, f"of {scan.table.record_count:,} records")
+    if not scan.table.record_count:
+        raise no_records()
+    before_writing()
+    partition_count = min(request.partition_count, scan.table.record_count)
+    target = Target(layout, partition_count, request.compression, tuning)
+    with meter.phase("write"):
+        positions, written = _write(inputs, scan.table, target, settings, processes)
+    pairs = zip(positions[:-1], positions[1:], written, strict=True)
+    partitions = tuple(_partition(inputs, scan.table, start, end, what) for start, end, what in pairs)
+    return Passed(shape, partitions, scan.invalid_count, tuple(_notes(request, scan, partition_count)))
+
+
+def _write(
+    inputs: Sequence[Input], table: BlockTable, target: Target, settings: ScanSettings, processes: Processes
+) -> tuple[Sequence[Position], Sequence[Written]]:
+    rule = CutRule(weight=table.weight, record_count=table.record_count, partition_count=target.partition_count)
+    if any(facts.compression != "none" for facts in table.inputs):
+        return write_streamed(inputs, table, rule=rule, target=target, settings=settings, processes=processes)
+    weigher = Weigher(settings.shape, settings.sampling)
+    boundaries = find_boundaries(table, [one.stored for one in inputs], rule, weigher)
+    positions = [START, *boundaries, table.end()]
+    copied = write_plain(
+        inputs,
+        table,
+        positions=positions,
+        target=target,
+        chunk_bytes=settings.chunk_bytes,
+        processes=processes,
+    )
+    return positions, list(copied)
+
+
+def _partition(
+    inputs: Sequence[Input], table: BlockTable, start: Position, end: Position, written: Written
+) -> Partition:
+    found = list(stretches(table.inputs, start, end))
+    counted = sum(stretch.size_bytes for stretch in found), sum(stretch.line_count for stretch in found)
+    if counted != (written.size_bytes, written.line_count):
+        raise changed(
+            inputs[start.input_index].name, "bytes and lines", counted, (written.size_bytes, written.line_count)
+        )
+    return Partition(
+        record_count=end.record_count - start.record_count,
+        size_bytes=written.size_bytes,
+        checksum=written.checksum,
+        weight=end.weight - start.weight,
+        sources=tuple(
+            Source(input_index=one.input_index, first_line=one.first_line, line_count=one.line_count) for one in found
+        ),
+    )
+
+
+def _notes(request: SplitRequest, scan: Scan, partition_count: int) -> Iterator[str]:
+    if partition_count < request.partition_count:
+        yield (
+            f"there are {partition_count:,} partitions of one record each, not {request.partition_count:,}: there are no "
+            "more records"
+        )
+    if scan.invalid_count:
+        name, first = scan.invalid[0]
+        yield (
+            f"{scan.invalid_count:,} invalid records are kept, and become error lines; the first is at "
+            f"{name}:{first.line}: {first.problem}"
+        )

@@ -1,0 +1,87 @@
+"""Which shape a run has, from its first records, before the whole input is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+import orjson
+
+from submitter.inputs import Input
+from submitter.lines import is_blank, line_blocks, lines_of, without_bom
+from submitter.reading import LOCAL_READ_BYTES, ByteRange, decompressed_pieces, fetch, fetch_range, magic_range
+from submitter.scan import SHOWN_INVALID_COUNT, InvalidLine, weigh_line
+from submitter.scan_inputs import refuse_invalid
+from submitter.weight import Weigher
+from worker.contract.compression import compression_of
+from worker.contract.errors import InputError
+from worker.contract.plan import Shape
+from worker.contract.shape import detect_shape
+
+PEEKED_RECORD_COUNT = 1_000
+_PEEK_BYTES = 256 << 10
+
+
+class EmptyInputError(InputError):
+    """There is not one record."""
+
+    code = "empty_file"
+
+
+def find_shape(inputs: Sequence[Input], line_limit_bytes: int, *, keeps_invalid: bool) -> Shape:
+    """The shape of the first record that has one.
+
+    Raises:
+        EmptyInputError: there are no records at all.
+        InvalidInputError: the first records have no known shape, some are no JSON objects, and those are not to be kept.
+        InputError: the first records have no known shape.
+    """
+    weigher = Weigher("plain", {})
+    invalid: list[tuple[str, InvalidLine]] = []
+    record_count = 0
+    for name, number, line in islice(_records(inputs, line_limit_bytes), PEEKED_RECORD_COUNT):
+        record_count += 1
+        _, problem = weigh_line(line, weigher)
+        if problem is not None:
+            invalid.append((name, InvalidLine(number, problem)))
+        elif shape := _shape_of(line):
+            return shape
+    if not record_count:
+        raise no_records()
+    if not keeps_invalid:
+        refuse_invalid(invalid[:SHOWN_INVALID_COUNT], len(invalid), f"of the first {record_count:,} records")
+    raise InputError(
+        f"split inputs: none of the first {record_count:,} records has a known shape (expected `custom_id`, `url` and "
+        "`body`, as in OpenAI's batch files, or `messages` or `prompt`)",
+        hint="--shape openai or --shape plain names the shape; records of another become error lines",
+    )
+
+
+def no_records() -> EmptyInputError:
+    return EmptyInputError("split inputs: there are no records in them (expected at least 1 line that is not blank)")
+
+
+def _shape_of(line: bytes) -> Shape | None:
+    try:
+        return detect_shape(orjson.loads(line))
+    except orjson.JSONDecodeError:
+        # A number beyond a double's range, which the scan lets pass.
+        return None
+
+
+def _records(inputs: Sequence[Input], line_limit_bytes: int) -> Iterator[tuple[str, int, bytes]]:
+    for one in inputs:
+        _, pieces = without_bom(_pieces(one))
+        blocks = line_blocks(pieces, _PEEK_BYTES, line_limit_bytes, one.name)
+        for number, line in enumerate(lines_of(blocks), 1):
+            if not is_blank(line):
+                yield one.name, number, line
+
+
+def _pieces(one: Input) -> Iterator[bytes]:
+    stored = one.stored
+    compression = compression_of(fetch_range(magic_range(stored)))
+    if compression != "none":
+        return decompressed_pieces(stored, compression, LOCAL_READ_BYTES, lambda _: None)
+    starts = range(0, stored.size_bytes, _PEEK_BYTES)
+    return fetch((ByteRange(stored, start, min(start + _PEEK_BYTES, stored.size_bytes)) for start in starts), 1)

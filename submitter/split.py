@@ -1,0 +1,185 @@
+"""Splitting: any number of inputs into balanced partitions, and the plan that makes them a run.
+
+Pass 1 validates and counts everything before anything is written. Pass 2 cuts and writes. The plan comes last, and is
+created once: it makes the partitions a run.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO, Literal
+
+from submitter.fingerprint import check_same_run, fingerprint_of
+from submitter.split_tuning import SplitTuning
+from worker.contract.errors import UsageError
+from worker.contract.formats import checksum_of, decode, encode, utc_now
+from worker.contract.layout import MAX_PARTITION_COUNT, RunLayout, normalize_uri
+from worker.contract.plan import Compression, InputObject, Partition, Plan, Shape
+from worker.contract.store import NotFoundError, open_store
+
+_RUN_NAME_LENGTH = 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitRequest:
+    """What the user asks for."""
+
+    inputs: tuple[str, ...]
+    """Files, folders, globs, `s3://` objects and prefixes, or `-` for standard input."""
+    run_uri: str
+    partition_count: int
+    model: str
+    shape: Shape | None = None
+    """None: found from the first valid records."""
+    compression: Compression = "none"
+    on_invalid: Literal["refuse", "keep"] = "refuse"
+    engines: int | None = None
+    engine_args: dict[str, Any] = field(default_factory=dict)
+    sampling: dict[str, Any] = field(default_factory=dict)
+    answer_key: str = "response"
+    process_count: int | None = None
+    """None: one per core."""
+
+    def __post_init__(self) -> None:
+        if not self.inputs:
+            raise UsageError("split inputs: none are named (expected at least 1)")
+        if not 1 <= self.partition_count <= MAX_PARTITION_COUNT:
+            raise UsageError(f"split inputs: {self.partition_count} partitions (expected 1 to {MAX_PARTITION_COUNT:,})")
+        if self.process_count is not None and self.process_count < 1:
+            raise UsageError(f"split inputs: {self.process_count} processes (expected at least 1)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitProgress:
+    phase: Literal["scan", "write"]
+    done_bytes: int
+    """Of inputs as they are stored, compressed or not."""
+    total_bytes: int
+    record_count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitResult:
+    plan: Plan
+    created: bool
+    """False: the same run was there already, and nothing was read or written."""
+    notes: tuple[str, ...]
+    """What the user should know, a sentence each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """What both passes found and wrote."""
+
+    shape: Shape
+    partitions: tuple[Partition, ...]
+    invalid_record_count: int
+    notes: tuple[str, ...]
+
+
+def split_run(
+    request: SplitRequest,
+    *,
+    progress: Callable[[SplitProgress], None] | None = None,
+    tuning: SplitTuning | None = None,
+    stdin: BinaryIO | None = None,
+) -> SplitResult:
+    """Write a run's partitions and its plan; or nothing, if the same run is there.
+
+    Args:
+        request: inputs and settings.
+        progress: called at most five times a second, and at the end of each phase.
+        tuning: sizes to work in.
+        stdin: what `-` stands for, the process's own if None.
+
+    Raises:
+        InputError: inputs are missing, empty, damaged, changing, or hold invalid lines that are not to be kept. Nothing
+            is written, but for partitions without a plan if an input changes on the way.
+        PlanExistsError: there is another run at the URI. Says what differs.
+    """
+    # `submit --help` does not split: what only splitting needs is imported by it.
+    from submitter.inputs import open_inputs  # noqa: PLC0415
+    from submitter.meter import Meter  # noqa: PLC0415
+    from submitter.processes import Processes  # noqa: PLC0415
+
+    layout = RunLayout(normalize_uri(request.run_uri))
+    store = open_store(layout.run_uri)
+    with open_inputs(request.inputs, layout.run_uri, stdin) as (inputs, notes):
+        planned_inputs = [one.planned for one in inputs]
+        fingerprint = fingerprint_of(request, planned_inputs)
+
+        def same_plan() -> Plan | None:
+            try:
+                plan = decode(store.read(layout.plan), Plan, layout.plan)
+            except NotFoundError:
+                return None
+            check_same_run(plan, layout.plan, fingerprint, request, planned_inputs)
+            return plan
+
+        if plan := same_plan():
+            return SplitResult(plan=plan, created=False, notes=tuple(notes))
+        sizes, total_bytes = tuning or SplitTuning(), sum(one.stored.size_bytes for one in inputs)
+        meter = Meter(progress, total_bytes)
+        with Processes(_process_count(request, sizes, total_bytes), meter) as processes:
+            # Imported while the processes start.
+            from submitter.passes import run_passes  # noqa: PLC0415
+
+            passed = run_passes(
+                request,
+                layout,
+                inputs,
+                tuning=sizes,
+                processes=processes,
+                meter=meter,
+                # Looked up again before anything is written: pass 1 may take hours.
+                before_writing=same_plan,
+            )
+        plan = _plan(request, layout, fingerprint, inputs=planned_inputs, passed=passed)
+        created = store.create(layout.plan, encode(plan), owner=secrets.token_hex(8))
+        if not created:
+            plan = same_plan() or plan
+        return SplitResult(plan=plan, created=created, notes=(*notes, *passed.notes))
+
+
+def preview_plan(request: SplitRequest) -> Plan:
+    """The plan as far as it is known before the inputs are read: partitions without content, no inputs."""
+    nothing = Partition(record_count=0, size_bytes=0, checksum=checksum_of(b""), weight=0, sources=())
+    found = Passed(request.shape or "plain", (nothing,) * request.partition_count, 0, ())
+    return _plan(request, RunLayout(normalize_uri(request.run_uri)), "", inputs=(), passed=found)
+
+
+def run_id_of(run_uri: str) -> str:
+    """The last part of a run's URI, fit for names on AWS, and eight digits that tell runs of the same name apart."""
+    name = re.sub(r"[^A-Za-z0-9_-]+", "-", run_uri.rpartition("/")[2])[:_RUN_NAME_LENGTH].strip("-_")
+    digits = checksum_of(os.fsencode(run_uri)).rpartition(":")[2][:8]
+    return f"{name or 'run'}-{digits}"
+
+
+def _process_count(request: SplitRequest, tuning: SplitTuning, total_bytes: int) -> int:
+    if total_bytes < tuning.parallel_bytes:
+        return 1
+    return request.process_count or len(os.sched_getaffinity(0))
+
+
+def _plan(
+    request: SplitRequest, layout: RunLayout, fingerprint: str, *, inputs: Sequence[InputObject], passed: Passed
+) -> Plan:
+    return Plan(
+        run_id=run_id_of(layout.run_uri),
+        created_at=utc_now(),
+        fingerprint=fingerprint,
+        shape=passed.shape,
+        compression=request.compression,
+        model=request.model,
+        engines=request.engines,
+        engine_args=request.engine_args,
+        sampling=request.sampling,
+        answer_key=request.answer_key,
+        invalid_record_count=passed.invalid_record_count,
+        inputs=tuple(inputs),
+        partitions=passed.partitions,
+    )

@@ -1,0 +1,18 @@
+"""Which shape a record has: what the submitter asks of a run's first records, and the worker of every one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from worker.contract.plan import Shape
+
+_OPENAI_FIELDS = frozenset({"custom_id", "url", "body"})
+_PLAIN_FIELDS = frozenset({"messages", "prompt"})
+
+
+def detect_shape(record: Mapping[str, Any]) -> Shape | None:
+    """The shape of a decoded record, or None if it is of no known one. An OpenAI batch line may hold plain fields too."""
+    if record.keys() >= _OPENAI_FIELDS:
+        return "openai"
+    return "plain" if record.keys() & _PLAIN_FIELDS else None
