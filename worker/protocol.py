@@ -33,7 +33,10 @@ class Boot(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """What `Item.input_index` counts."""
 
 
-class Item(msgspec.Struct, frozen=True, array_like=True):
+# `gc=False` where there is one object per record: they hold numbers and bytes, so no cycles, and looking for some costs.
+
+
+class Item(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One record on its way to an engine."""
 
     ordinal: int
@@ -69,7 +72,7 @@ class BootFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     out_of_memory: bool = False
 
 
-class Result(msgspec.Struct, frozen=True, array_like=True):
+class Result(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One record's answer."""
 
     ordinal: int
@@ -115,12 +118,18 @@ class Frames:
         self._buffer = bytearray()
 
     def feed(self, received: bytes) -> list[bytes]:
-        """Take what a read gave; give each body that is now whole."""
+        """Take what a read gave; give each body that is now whole.
+
+        Raises:
+            ValueError: a length is past any message's: these are not frames, and waiting for their end fills memory.
+        """
         self._buffer += received
         bodies = []
         start = 0
         while len(self._buffer) - start >= _LENGTH.size:
             (size,) = _LENGTH.unpack_from(self._buffer, start)
+            if size >= MAX_FRAME_BYTES:
+                raise ValueError(f"read frame: {size} bytes (expected under {MAX_FRAME_BYTES})")
             end = start + _LENGTH.size + size
             if len(self._buffer) < end:
                 break

@@ -1,0 +1,101 @@
+"""The account of an output: made with it, or from it where whoever committed it did not live to write one."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import io
+import platform
+import socket
+from contextlib import closing
+from typing import cast
+
+import msgspec
+
+from worker.answers import Summary, summarize_line
+from worker.commit import FOREIGN_OUTPUT_HINT, Output
+from worker.contract.compression import decompressed
+from worker.contract.errors import InputError
+from worker.contract.formats import Checksum, utc_now
+from worker.contract.manifest import Attempt, Manifest, Times
+from worker.generate import Generated, Tally
+from worker.job import Job
+
+READ_BYTES = 1 << 20
+
+
+def new_manifest(job: Job, generated: Generated, output: Output, times: Times) -> Manifest:
+    """The account of an output that this worker has just committed."""
+    manifest = _manifest(job, generated.tally, output)
+    versions = {"llm-array": _own_version(), "python": platform.python_version(), **generated.versions}
+    return msgspec.structs.replace(manifest, times=times, versions=versions, engines=generated.engines)
+
+
+def rebuilt_manifest(job: Job) -> Manifest:
+    """The account of an output that was found, as far as its lines tell.
+
+    Raises:
+        InputError: it has not as many lines as the partition has records, or a line is no result of this run.
+    """
+    tally, checksum, size_bytes, line_count = Tally(), Checksum(), 0, 0
+    with closing(job.store.open_read(job.output_uri)) as stored:
+        content = cast("io.RawIOBase", decompressed(stored, job.plan.compression))
+        for line in io.BufferedReader(content, READ_BYTES):
+            checksum.update(line)
+            size_bytes += len(line)
+            line_count += 1
+            tally.add([_summary(job, line, line_count)])
+    if line_count != job.partition.record_count:
+        raise InputError(
+            f"check output {job.output_uri}: {line_count} lines (expected {job.partition.record_count})",
+            hint=FOREIGN_OUTPUT_HINT,
+        )
+    return _manifest(job, tally, Output(size_bytes=size_bytes, checksum=checksum.value))
+
+
+def _summary(job: Job, line: bytes, line_number: int) -> Summary:
+    try:
+        return summarize_line(line, job.plan.shape, job.plan.answer_key)
+    except msgspec.MsgspecError as error:
+        raise InputError(
+            f"read output {job.output_uri}:{line_number}: it is no result line of this run", hint=FOREIGN_OUTPUT_HINT
+        ) from error
+
+
+def _manifest(job: Job, tally: Tally, output: Output) -> Manifest:
+    batch = job.settings.job
+    return Manifest(
+        run_id=job.plan.run_id,
+        partition_index=job.partition_index,
+        partition_count=len(job.plan.partitions),
+        output_uri=job.output_uri,
+        output_bytes=output.size_bytes,
+        output_checksum=output.checksum,
+        input_checksum=job.partition.checksum,
+        record_count=job.partition.record_count,
+        ok_count=tally.ok_count,
+        error_count=tally.error_count,
+        error_counts=dict(tally.error_counts),
+        tokens=tally.tokens,
+        times=None,
+        model=job.plan.model,
+        versions={},
+        engines=(),
+        attempt=Attempt(
+            writer_id=job.writer_id,
+            attempt=batch.attempt,
+            job_id=batch.job_id,
+            job_queue=batch.job_queue,
+            compute_environment=batch.compute_environment,
+            host=socket.gethostname(),
+            started_at=job.started_at,
+            ended_at=utc_now(),
+        ),
+    )
+
+
+def _own_version() -> str:
+    try:
+        return importlib.metadata.version("llm-array")
+    except importlib.metadata.PackageNotFoundError:
+        # Run from a source tree that was never installed: no reason to lose the account of a finished partition.
+        return "unknown"

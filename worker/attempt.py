@@ -1,0 +1,156 @@
+"""One attempt at a partition: engines, results, output, manifest."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from worker.account import new_manifest
+from worker.answers import LineWriter
+from worker.commit import check_output, commit_output
+from worker.contract.formats import encode
+from worker.contract.logs import log_event
+from worker.contract.manifest import Times
+from worker.devices import engine_count_for, engine_environments, gpus_per_engine, visible_gpus
+from worker.generate import KILLER_ERROR, Generated, Generation, Tuning
+from worker.interrupt import Interrupt
+from worker.job import Job
+from worker.partition_reader import PartitionReader, load_partition
+from worker.pool import EnginePool
+from worker.protocol import Boot, Item
+from worker.record_errors import RecordError
+
+STOP_GRACE_S = 10.0
+"""What engines get to end by themselves when the work is done."""
+ABORT_GRACE_S = 1.0
+"""The same when the worker has failed or must go."""
+COMMIT_GRACE_S = 10.0
+"""What a commit under way gets to finish when the worker must go: it saves the whole partition."""
+
+logger = logging.getLogger(__name__)
+
+
+def run_attempt(job: Job, interrupt: Interrupt) -> None:
+    """Answer every record and commit the output, or see that another worker has done so.
+
+    Raises:
+        ArrayError: of the kinds that `Generation.run` and `Store` name.
+    """
+    pool = EnginePool(job.settings.engine_command, wake_fd=interrupt.wake_fd)
+    grace_s = ABORT_GRACE_S
+    try:
+        generated = _generate(job, pool, interrupt)
+        # They end while the output is on its way.
+        pool.hang_up()
+        try:
+            _commit(job, generated, interrupt)
+        finally:
+            generated.close()
+        grace_s = STOP_GRACE_S
+    finally:
+        pool.stop(grace_s)
+
+
+def _generate(job: Job, pool: EnginePool, interrupt: Interrupt) -> Generated:
+    boots, environments = _engines(job)
+    writer = LineWriter(
+        shape=job.plan.shape,
+        answer_key=job.plan.answer_key,
+        run_id=job.plan.run_id,
+        partition_index=job.partition_index,
+        input_uris=job.input_uris,
+    )
+    generation = Generation(
+        pool=pool,
+        boots=boots,
+        environments=environments,
+        load=functools.partial(_load, job),
+        killer_line=functools.partial(_killer_line, writer),
+        folder=job.settings.work_folder,
+        interrupt=interrupt,
+        tuning=Tuning(),
+    )
+    return generation.run()
+
+
+def _engines(job: Job) -> tuple[Sequence[Boot], Sequence[dict[str, str]]]:
+    """What each engine is told, and its environment."""
+    if job.partition.record_count == 0:
+        return (), ()
+    gpus = visible_gpus(os.environ)
+    per_engine = gpus_per_engine(job.engine_args)
+    count = engine_count_for(job.settings.engines or job.plan.engines, len(gpus), per_engine)
+    boots = tuple(
+        Boot(
+            engine_index=engine_index,
+            model=job.plan.model,
+            engine_args=job.engine_args,
+            sampling=job.plan.sampling,
+            shape=job.plan.shape,
+            answer_key=job.plan.answer_key,
+            run_id=job.plan.run_id,
+            partition_index=job.partition_index,
+            input_uris=job.input_uris,
+        )
+        for engine_index in range(count)
+    )
+    return boots, engine_environments(os.environ, gpus, count, per_engine)
+
+
+def _load(job: Job) -> PartitionReader:
+    return load_partition(job.store, job.partition_uri, job.partition, job.plan.compression, job.settings.work_folder)
+
+
+def _commit(job: Job, generated: Generated, interrupt: Interrupt) -> None:
+    begun = time.monotonic()
+    output = commit_output(
+        job.store,
+        job.output_uri,
+        generated.results.blocks,
+        record_count=job.partition.record_count,
+        compression=job.plan.compression,
+        writer_id=job.writer_id,
+        check=functools.partial(interrupt.check, COMMIT_GRACE_S),
+    )
+    if output is None:
+        check_output(job.store, job.output_uri, job.plan.compression, job.partition.record_count)
+        log_event(logger, logging.INFO, "partition.lost_race", output_uri=job.output_uri)
+        return
+    ended = time.monotonic()
+    times = Times(
+        boot_s=round(generated.boot_s, 3),
+        generate_s=round(generated.generate_s, 3),
+        commit_s=round(ended - begun, 3),
+        total_s=round(ended - job.started, 3),
+    )
+    manifest = new_manifest(job, generated, output, times)
+    log_event(
+        logger,
+        logging.INFO,
+        "partition.committed",
+        output_uri=job.output_uri,
+        output_bytes=output.size_bytes,
+        record_count=manifest.record_count,
+        ok_count=manifest.ok_count,
+        error_count=manifest.error_count,
+        error_counts=manifest.error_counts,
+        **msgspec.to_builtins(manifest.tokens),
+        **msgspec.to_builtins(times),
+    )
+    # One that is there already was rebuilt from this very output by a worker that found it.
+    job.store.create(job.manifest_uri, encode(manifest), job.writer_id)
+
+
+def _killer_line(writer: LineWriter, item: Item) -> bytes:
+    error = RecordError(
+        "engine",
+        KILLER_ERROR.partition(".")[2],
+        "run record: engines died each time they worked on it, at last with nothing else in work; leave it out, or report "
+        "it with the engine's own output",
+    )
+    return writer.error_line(item, error)

@@ -1,0 +1,88 @@
+"""The worker's command line: `worker RUN`, as AWS Batch's containers run it and as people do by hand."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+
+import click
+
+from worker.contract.errors import ConfigError, UsageError
+from worker.pool import DEFAULT_COMMAND
+from worker.run import report_failure, run_worker
+from worker.settings import read_settings
+
+_DEFAULT = "run"
+
+
+class _DefaultGroup(click.Group):
+    """A group whose first command need not be named."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        own = {name for parameter in self.get_params(ctx) for name in parameter.opts}
+        if not args or (args[0] not in self.commands and args[0] not in own):
+            args = [_DEFAULT, *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(cls=_DefaultGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="llm-array", message="llm-array %(version)s")
+def cli() -> None:
+    """Work on partitions of an offline inference run. `worker RUN` is short for `worker run RUN`."""
+
+
+@cli.command(_DEFAULT)
+@click.argument("run_uri", metavar="[RUN]", required=False, envvar="LLM_ARRAY_RUN")
+@click.option("--index", type=click.IntRange(0), help="The partition, for running by hand.")
+@click.option(
+    "--submission",
+    "submission_id",
+    metavar="ID",
+    help="The submission that says which partition AWS_BATCH_JOB_ARRAY_INDEX stands for. Without it, and without "
+    "--index, the variable is the partition.",
+)
+@click.option("--engines", type=click.IntRange(1), help="Engine processes. Default: the plan's, or as the GPUs allow.")
+@click.option(
+    "--engine-arg",
+    "engine_args",
+    metavar="KEY=VALUE",
+    multiple=True,
+    help="Overrides the plan's; VALUE is JSON or text.",
+)
+@click.option("--work-dir", metavar="FOLDER", help="For temporary files. Default: /scratch, or the system's.")
+@click.option("--engine-command", envvar="LLM_ARRAY_ENGINE_COMMAND", hidden=True, help="What to start as an engine.")
+def run(
+    *,
+    run_uri: str | None,
+    index: int | None,
+    submission_id: str | None,
+    engines: int | None,
+    engine_args: tuple[str, ...],
+    work_dir: str | None,
+    engine_command: str | None,
+) -> None:
+    """Answer every record of one partition of RUN, a URI (default: LLM_ARRAY_RUN), and commit its output.
+
+    Exits 0 if the output exists, by whomever it was made. Log lines go to standard output, one JSON object each.
+    """
+    try:
+        settings = read_settings(
+            run_uri=run_uri,
+            index=index,
+            submission_id=submission_id,
+            engines=engines,
+            engine_args=engine_args,
+            work_dir=work_dir,
+            engine_command=tuple(shlex.split(engine_command)) if engine_command else DEFAULT_COMMAND,
+            environment=os.environ,
+        )
+    except UsageError as error:
+        raise click.UsageError(error.message if error.hint is None else f"{error.message}; {error.hint}") from error
+    except ConfigError as error:
+        sys.exit(report_failure(error))
+    sys.exit(run_worker(settings))
+
+
+def main() -> None:
+    cli(prog_name="worker")

@@ -1,0 +1,120 @@
+"""One worker: from its settings to a committed output, or to an exit code that says what to do about it."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import socket
+import time
+from typing import Any
+
+from worker.account import rebuilt_manifest
+from worker.attempt import run_attempt
+from worker.contract.errors import ArrayError, ExitCode, InputError, UsageError
+from worker.contract.formats import decode, encode, utc_now
+from worker.contract.layout import RunLayout
+from worker.contract.logs import configure_logs, log_event
+from worker.contract.plan import Plan
+from worker.contract.store import NotFoundError, Store, open_store
+from worker.contract.submission import Submission
+from worker.interrupt import Interrupt
+from worker.job import Job
+from worker.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+
+def run_worker(settings: Settings) -> ExitCode:
+    """Do the work. All that goes wrong is logged here, once, as `worker.failed`."""
+    job = settings.job
+    context: dict[str, Any] = {"run_uri": settings.run_uri, "attempt": job.attempt, "job_id": job.job_id}
+    configure_logs(context)
+    try:
+        with Interrupt() as interrupt:
+            _run(settings, context, interrupt)
+    except ArrayError as error:
+        return report_failure(error)
+    except Exception as error:
+        # A bug of ours, or a host in a state that nobody thought of. Another attempt may meet neither, and their number
+        # is bounded: so it is the retried code for software that broke.
+        fields = {
+            "code": "bug",
+            "message": f"run worker: {type(error).__name__}",
+            "exit_code": int(ExitCode.ENGINES_DIED),
+        }
+        logger.exception("worker.failed", extra={"fields": fields})
+        return ExitCode.ENGINES_DIED
+    return ExitCode.OK
+
+
+def report_failure(error: ArrayError) -> ExitCode:
+    """Log what ends this worker; gives the exit code that says the same to AWS Batch."""
+    if not logging.getLogger().handlers:
+        configure_logs({})
+    log_event(logger, logging.ERROR, "worker.failed", **error.to_dict(), exit_code=int(error.exit_code))
+    return error.exit_code
+
+
+def _run(settings: Settings, context: dict[str, Any], interrupt: Interrupt) -> None:
+    job = _read_job(settings)
+    configure_logs({"run_id": job.plan.run_id, "partition_index": job.partition_index, **context})
+    log_event(
+        logger,
+        logging.INFO,
+        "worker.started",
+        job_queue=settings.job.job_queue,
+        compute_environment=settings.job.compute_environment,
+        host=socket.gethostname(),
+        record_count=job.partition.record_count,
+    )
+    if job.store.head(job.output_uri):
+        log_event(logger, logging.INFO, "partition.already_committed", output_uri=job.output_uri)
+        if not job.store.head(job.manifest_uri):
+            # Whoever committed the output died before it could write this.
+            job.store.create(job.manifest_uri, encode(rebuilt_manifest(job)), job.writer_id)
+            log_event(logger, logging.INFO, "manifest.rebuilt", manifest_uri=job.manifest_uri)
+        return
+    run_attempt(job, interrupt)
+
+
+def _read_job(settings: Settings) -> Job:
+    started_at, started = utc_now(), time.monotonic()
+    store = open_store(settings.run_uri)
+    layout = RunLayout(settings.run_uri)
+    try:
+        plan = decode(store.read(layout.plan), Plan, layout.plan)
+    except NotFoundError as error:
+        raise InputError(
+            f"read plan {layout.plan}: there is none",
+            hint="give the URI that the run was submitted under; its plan is written last, once it is split",
+        ) from error
+    partition_index = _partition_index(settings, store, layout)
+    plan.partition(partition_index)
+    return Job(
+        settings=settings,
+        store=store,
+        layout=layout,
+        plan=plan,
+        partition_index=partition_index,
+        writer_id=secrets.token_hex(8),
+        started_at=started_at,
+        started=started,
+    )
+
+
+def _partition_index(settings: Settings, store: Store, layout: RunLayout) -> int:
+    if settings.submission_id is None:
+        assert settings.partition_index is not None
+        return settings.partition_index
+    uri = layout.submission(settings.submission_id)
+    submission = decode(store.read(uri), Submission, uri)
+    array_index = settings.job.array_index
+    if array_index is None:
+        # A plain job has no index; an array's child always has one.
+        if submission.size != 1:
+            raise UsageError(
+                f"find the partition in {uri}: it has {submission.size}, and this is no child of an array",
+                hint="set AWS_BATCH_JOB_ARRAY_INDEX, or name a partition by --index instead of --submission",
+            )
+        array_index = 0
+    return submission.partition_index(array_index)
