@@ -1,0 +1,79 @@
+"""What an engine process settles before vLLM is imported, and what it says when vLLM does not start.
+
+vLLM and its libraries read the environment on being imported, so nothing here imports them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from worker.contract.errors import EngineBootError
+
+CORES_FOR_A_CORE_PROCESS = 4
+"""Per GPU of the machine. With fewer, vLLM's engine core and the process that feeds it take each other's time."""
+CPU_KV_CACHE_GIB = 1
+"""Left to itself vLLM takes nearly all of the machine's memory, and so does the engine beside it."""
+MAX_CAUSE_CHARS = 1000
+
+
+def prepare_environment(model: str, engine_args: Mapping[str, Any]) -> None:
+    """Set what vLLM reads on being imported. A variable that is set already wins."""
+    defaults = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+    if Path(model).is_dir():
+        defaults["HF_HUB_OFFLINE"] = "1"
+    gpu_count = _gpu_count()
+    if len(os.sched_getaffinity(0)) < CORES_FOR_A_CORE_PROCESS * gpu_count or not gpu_count:
+        defaults["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    if not gpu_count and engine_args.get("kv_cache_memory_bytes") is None:
+        defaults["VLLM_CPU_KVCACHE_SPACE"] = str(CPU_KV_CACHE_GIB)
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)
+
+
+def has_core_process() -> bool:
+    """Whether vLLM's engine core runs in a process of its own, by the same rule as in vLLM."""
+    return os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING", "1") != "0"
+
+
+def _gpu_count() -> int:
+    """GPUs of the machine, those of the engines beside this one among them."""
+    return sum(1 for device in Path("/dev").iterdir() if re.fullmatch(r"nvidia\d+", device.name))
+
+
+def boot_error(error: Exception, model: str) -> EngineBootError:
+    """What a failure to start says to a person: the last link of the chain of causes as well as the first."""
+    if isinstance(error, EngineBootError):
+        return error
+    causes = _chain(error)
+    message = f"start engine with model {model}: {_described(causes[0])}"
+    if len(causes) > 1:
+        message += f" (caused by {_described(causes[-1])})"
+    if is_out_of_memory(error):
+        hint = "lower max_model_len, max_num_seqs or gpu_memory_utilization, or raise tensor_parallel_size"
+    elif not Path(model).exists() and any(isinstance(cause, OSError) for cause in causes):
+        hint = "is the model's name right, and can this host reach the place where it lies?"
+    else:
+        hint = "the engine's log on standard error has the whole story"
+    return EngineBootError(message, hint=hint)
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    return any(isinstance(cause, MemoryError) or type(cause).__name__ == "OutOfMemoryError" for cause in _chain(error))
+
+
+def _described(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:MAX_CAUSE_CHARS]}"
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    found = [error]
+    while True:
+        last = found[-1]
+        before = last.__cause__ or (None if last.__suppress_context__ else last.__context__)
+        if before is None or before in found:
+            return found
+        found.append(before)

@@ -1,0 +1,120 @@
+"""Builds vLLM's engine from a run's engine arguments, and reports what vLLM made of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import platform
+from collections.abc import Mapping
+from typing import Any
+
+from vllm.engine.arg_utils import EngineArgs
+from vllm.platforms import current_platform
+from vllm.usage.usage_lib import UsageContext
+from vllm.v1.engine.llm_engine import LLMEngine
+from vllm.version import __version__ as vllm_version
+
+from worker.contract.errors import EngineBootError
+from worker.engine_environment import has_core_process
+from worker.record_fields import nearest
+
+BATCH_LIMITS = ((120, 731, 32_768), (70, 512, 16_384), (0, 256, 8_192))
+"""From so many GiB of device memory on: `max_num_seqs` and `max_num_batched_tokens`. The first row is what an 8B model
+was measured fastest with on an H200; CPUs take the last."""
+
+REFUSED_ARGS = {
+    "model": "the run names it",
+    "skip_tokenizer_init": "answers are text",
+    "data_parallel_size": "engines are the data parallelism: see --engines",
+    "reasoning_parser": "answers are not split into reasoning and content in this version",
+}
+"""Engine arguments that vLLM knows, and that would be a promise nobody keeps."""
+
+_GIB = 1 << 30
+_UNSET = (None, False, 1, "")
+
+
+def start_engine(model: str, engine_args: Mapping[str, Any]) -> LLMEngine:
+    """Load the model.
+
+    Raises:
+        EngineBootError: an argument is unknown or refused, or the model cannot be served.
+        Exception: whatever vLLM raises.
+    """
+    _check_engine_args(engine_args)
+    arguments = {"disable_log_stats": True, **with_batch_limits(engine_args)}
+    engine = LLMEngine.from_engine_args(EngineArgs(model=model, **arguments), usage_context=UsageContext.LLM_CLASS)
+    if engine.model_config.runner_type != "generate" or engine.model_config.is_encoder_decoder:
+        raise EngineBootError(
+            f"start engine with model {model}: it is of a kind that is not served in this version (expected a "
+            "decoder-only model that generates text)"
+        )
+    return engine
+
+
+def _check_engine_args(engine_args: Mapping[str, Any]) -> None:
+    """Find wrong names before anything is loaded: a misspelt argument would cost minutes, on every host."""
+    known = frozenset(field.name for field in dataclasses.fields(EngineArgs)) - {"model"}
+    for name, value in engine_args.items():
+        if name in REFUSED_ARGS and value not in _UNSET:
+            raise EngineBootError(f"read engine argument {name!r}: it cannot be set ({REFUSED_ARGS[name]})")
+        if name not in known:
+            meant = nearest(name, known)
+            raise EngineBootError(
+                f"read engine argument {name!r}: vLLM {vllm_version} has none of that name",
+                hint=f"did you mean {meant!r}?" if meant else "the names are those of vllm.EngineArgs",
+            )
+
+
+def with_batch_limits(engine_args: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments with both batch limits among them: vLLM's own defaults depend on what made the engine."""
+    gib = 0.0 if current_platform.is_cpu() else current_platform.get_device_total_memory() / _GIB
+    seqs, tokens = next(limits for least_gib, *limits in BATCH_LIMITS if gib >= least_gib)
+    found = dict(engine_args)
+    if found.get("max_num_seqs") is None:
+        found["max_num_seqs"] = min(seqs, found.get("max_num_batched_tokens") or tokens)
+    if found.get("max_num_batched_tokens") is None:
+        # vLLM refuses fewer tokens than sequences.
+        found["max_num_batched_tokens"] = max(tokens, found["max_num_seqs"])
+    return found
+
+
+def resolved_args(engine: LLMEngine) -> dict[str, Any]:
+    """What vLLM made of the arguments, as plain JSON."""
+    config = engine.vllm_config
+    model, cache, scheduler, parallel = (
+        config.model_config,
+        config.cache_config,
+        config.scheduler_config,
+        config.parallel_config,
+    )
+    return {
+        "block_size": cache.block_size,
+        "device": str(config.device_config.device_type),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "enable_chunked_prefill": bool(scheduler.enable_chunked_prefill),
+        "enable_prefix_caching": bool(cache.enable_prefix_caching),
+        "enforce_eager": bool(model.enforce_eager),
+        "has_core_process": has_core_process(),
+        "kv_cache_block_count": cache.num_gpu_blocks,
+        "kv_cache_dtype": str(cache.cache_dtype),
+        "max_model_len": model.max_model_len,
+        "max_num_batched_tokens": scheduler.max_num_batched_tokens,
+        "max_num_seqs": scheduler.max_num_seqs,
+        "pipeline_parallel_size": parallel.pipeline_parallel_size,
+        "quantization": None if model.quantization is None else str(model.quantization),
+        "seed": model.seed,
+        "served_model_name": model.served_model_name,
+        "tensor_parallel_size": parallel.tensor_parallel_size,
+    }
+
+
+def versions() -> dict[str, str]:
+    """Of what decides the answers. vLLM's CPU build is another package of the same version."""
+    found = {"vllm": str(vllm_version), "python": platform.python_version()}
+    for name in ("llm-array", "torch", "transformers"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "unknown"
+    return found

@@ -1,0 +1,269 @@
+"""The fields of a request body: which are served, of what type, and which are known but not served.
+
+A body is checked here, before vLLM sees it, for two reasons: vLLM drops fields it does not know and converts wrong
+types in silence (`"max_tokens": "16"`), and its own error messages repeat the user's values.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from worker.record_errors import RecordError
+
+Endpoint = Literal["chat", "completion"]
+
+MAX_CHOICES = 1024
+"""Of `n`. Each choice is a sequence of its own, made when the request is added: vLLM's limit of 16,384 is enough to
+stall an engine, or to exhaust its memory, by one record."""
+
+_Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+_Positive = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
+_TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+_Penalty = Annotated[float, msgspec.Meta(ge=-2.0, le=2.0)]
+_Text = Annotated[str, msgspec.Meta(min_length=1)]
+
+
+class _Generation(msgspec.Struct, frozen=True, kw_only=True):
+    """What chat and completion bodies share. The ranges are those of vLLM's `SamplingParams`."""
+
+    temperature: Annotated[float, msgspec.Meta(ge=0.0, le=2.0)] | None = None
+    top_p: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] | None = None
+    top_k: Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)] | None = None
+    min_p: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] | None = None
+    seed: _Int64 | None = None
+    n: Annotated[int, msgspec.Meta(ge=1, le=MAX_CHOICES)] | None = None
+    max_tokens: _Positive | None = None
+    max_completion_tokens: _Positive | None = None
+    min_tokens: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] | None = None
+    presence_penalty: _Penalty | None = None
+    frequency_penalty: _Penalty | None = None
+    repetition_penalty: Annotated[float, msgspec.Meta(gt=0.0)] | None = None
+    repetition_detection: dict[str, Any] | None = None
+    stop: _Text | list[_Text] | None = None
+    stop_token_ids: list[_TokenId] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[_TokenId] | None = None
+    bad_words: list[_Text] | None = None
+    logprob_token_ids: list[_TokenId] | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)] | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    cache_salt: _Text | None = None
+
+
+class _Message(msgspec.Struct, frozen=True):
+    role: _Text
+    content: str | list[Any] | None = None
+
+
+class _Chat(_Generation, frozen=True, kw_only=True):
+    messages: Annotated[list[_Message], msgspec.Meta(min_length=1)]
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, str]] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+
+
+class _Completion(_Generation, frozen=True, kw_only=True):
+    prompt: str | list[Any]
+    logprobs: Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)] | None = None
+
+
+_TYPES: dict[Endpoint, type[_Generation]] = {"chat": _Chat, "completion": _Completion}
+
+SERVED: dict[Endpoint, frozenset[str]] = {
+    endpoint: frozenset(body_type.__struct_fields__) for endpoint, body_type in _TYPES.items()
+}
+
+IGNORED = frozenset(
+    {
+        "metadata",
+        "model",
+        "parallel_tool_calls",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "request_id",
+        "safety_identifier",
+        "service_tier",
+        "session_id",
+        "store",
+        "stream_interval",
+        "user",
+    }
+)
+"""Fields that change no answer here: who asks, how it is billed, and how it would be delivered online."""
+
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "audio": (),
+    "best_of": (1,),
+    "chat_template": (),
+    "early_stopping": (False,),
+    "ec_transfer_params": (),
+    "echo": (False,),
+    "function_call": ("none",),
+    "functions": ([],),
+    "guided_choice": (),
+    "guided_decoding_backend": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_whitespace_pattern": (),
+    "include_reasoning": (True,),
+    "kv_transfer_params": (),
+    "length_penalty": (1.0,),
+    "media_io_kwargs": ({},),
+    "mm_payload": ("tensors",),
+    "mm_processor_kwargs": ({},),
+    "modalities": (["text"],),
+    "prediction": (),
+    "priority": (0,),
+    "prompt_embeds": (),
+    "prompt_logprobs": (),
+    "response_format": ({"type": "text"},),
+    "return_mm_kwargs": (False,),
+    "return_prompt_text": (False,),
+    "return_token_offsets": (False,),
+    "routed_experts_prompt_start": (0,),
+    "stream": (False,),
+    "stream_options": (),
+    "structured_outputs": ({},),
+    "suffix": ("",),
+    "thinking_token_budget": (-1,),
+    "tool_choice": ("none",),
+    "tools": ([],),
+    "use_beam_search": (False,),
+    "verbosity": (),
+    "vllm_xargs": ({},),
+    "watermarking": (False,),
+    "web_search_options": (),
+}
+"""Fields that mean something to OpenAI or vLLM and are not served, with the values that ask for nothing. To drop one
+in silence would answer another question than the one that was asked."""
+
+PLAIN_DATA = frozenset(
+    {"audio", "documents", "mm_payload", "modalities", "prediction", "priority", "suffix", "verbosity", "watermarking"}
+)
+"""Names that at the top of a plain record are likelier the user's own columns than parameters, and that change no
+answer when they are carried. `suffix` counts as a parameter beside a `prompt`, which it would complete."""
+
+_TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+
+
+def known_fields(endpoint: Endpoint, *, plain: bool) -> frozenset[str]:
+    """Names that are parameters of a body, served or not."""
+    if not plain:
+        return SERVED[endpoint] | IGNORED | UNSUPPORTED.keys()
+    data = PLAIN_DATA - {"suffix"} if endpoint == "completion" else PLAIN_DATA
+    return (SERVED[endpoint] | UNSUPPORTED.keys()) - data
+
+
+def nearest(name: str, known: frozenset[str]) -> str | None:
+    """The known name that a misspelt one probably means."""
+    found = difflib.get_close_matches(name, sorted(known), n=1)
+    return found[0] if found else None
+
+
+def refuse_unsupported(fields: dict[str, Any]) -> None:
+    """Raise RecordError if a field asks for something that is not served."""
+    for name in UNSUPPORTED.keys() & fields.keys():
+        if fields[name] not in UNSUPPORTED[name]:
+            raise RecordError(
+                "request",
+                "unsupported_parameter",
+                f"read {name}: not supported in this version (expected no such field)",
+                name,
+            )
+
+
+def check_body(endpoint: Endpoint, body: dict[str, Any]) -> None:
+    """Check types and ranges of a body's served fields.
+
+    Raises:
+        RecordError: names the field and what was expected of it; repeats no value.
+    """
+    try:
+        checked = msgspec.convert(body, _TYPES[endpoint])
+    except msgspec.ValidationError as error:
+        raise _type_error(str(error)) from error
+    except RecursionError as error:
+        raise RecordError("request", "invalid_parameter", "read body: nested too deeply") from error
+    if isinstance(checked, _Chat):
+        for index, message in enumerate(checked.messages):
+            _check_content(f"messages[{index}].content", message)
+    elif isinstance(checked, _Completion):
+        _check_prompt(checked.prompt)
+
+
+def _type_error(found: str) -> RecordError:
+    """Our wording of msgspec's message, such as "Expected `int`, got `str` - at `$.n`"."""
+    what, _, path = found.partition(" - at `$")
+    param = path.rstrip("`").lstrip(".") or None
+    if missing := re.fullmatch(r"Object missing required field `(\w+)`", what):
+        param = f"{param}.{missing[1]}" if param else missing[1]
+        return RecordError("request", "missing_field", f"read {param}: the field is missing", param)
+    if what.startswith("Invalid enum value"):
+        what = "not one of the allowed values"
+    elif wrong_type := re.fullmatch(r"Expected `(.+)`, got `(.+)`", what):
+        what = f"wrong type (expected {wrong_type[1].replace(' | null', '')}, got {wrong_type[2]})"
+    elif what.startswith("Expected "):
+        what = f"out of range (expected {what.removeprefix('Expected ').replace('`', '')})"
+    return RecordError("request", "invalid_parameter", f"read {param or 'body'}: {what}", param)
+
+
+def _check_content(param: str, message: _Message) -> None:
+    content = message.content
+    if content is None and message.role != "assistant":
+        raise RecordError("request", "invalid_parameter", f"read {param}: wrong type (expected str, got null)", param)
+    if not isinstance(content, list):
+        return
+    for index, part in enumerate(content):
+        at = f"{param}[{index}]"
+        kind = part.get("type", "text") if isinstance(part, dict) else None
+        if kind is None and isinstance(part, str):
+            continue
+        if not isinstance(kind, str):
+            raise RecordError("request", "invalid_parameter", f"read {at}: wrong type (expected a content part)", at)
+        if kind not in _TEXT_PARTS:
+            raise RecordError(
+                "request",
+                "unsupported_content",
+                f"read {at}: parts of type {kind[:40]!r} are not supported in this version (expected 'text')",
+                at,
+            )
+        if not isinstance(part.get(_TEXT_PARTS[kind]), str):
+            at = f"{at}.{_TEXT_PARTS[kind]}"
+            raise RecordError("request", "invalid_parameter", f"read {at}: wrong type (expected str)", at)
+
+
+def _check_prompt(prompt: str | list[Any]) -> None:
+    if not prompt:
+        raise RecordError("length", "empty_prompt", "read prompt: it is empty (expected text or token ids)", "prompt")
+    if isinstance(prompt, str):
+        return
+    if any(isinstance(part, (str, list)) for part in prompt):
+        raise RecordError(
+            "request",
+            "unsupported_parameter",
+            "read prompt: several prompts in one record are not supported (expected one string or one list of "
+            "token ids: write one record for each)",
+            "prompt",
+        )
+    try:
+        msgspec.convert(prompt, list[_TokenId])
+    except msgspec.ValidationError as error:
+        raise RecordError(
+            "request", "invalid_parameter", "read prompt: not a list of token ids (expected integers from 0)", "prompt"
+        ) from error
