@@ -20,7 +20,8 @@ class ExitCode(IntEnum):
     ENGINE_BOOT = 69
     """The engine cannot start: model missing, out of memory at load, bad engine argument."""
     ENGINES_DIED = 70
-    """Engines kept dying and the restart budget is spent; another host may do better."""
+    """Engines kept dying and the restart budget is spent, or a worker met an error nobody thought of; another host may do
+    better."""
     PLAN_EXISTS = 73
     """The run exists already, with other inputs or settings. The submitter only."""
     INTERRUPTED = 75
