@@ -16,6 +16,7 @@ from typing import Any
 import orjson
 
 from worker.contract.errors import UsageError
+from worker.contract.pairs import read_pairs
 
 DEFAULT_FILE = "submit.toml"
 FILE_VARIABLE = "SUBMIT_CONFIG"
@@ -70,7 +71,7 @@ def merged_table(name: str, settings: FileSettings, pairs: Iterable[str]) -> dic
         UsageError: a pair is not `key=value`, or the variable is not what it should be.
     """
     variable = f"SUBMIT_{name.upper().replace('-', '_')}"
-    return {**settings.tables.get(name, {}), **_from_variable(variable), **_pairs(pairs, f"--{_singular(name)}")}
+    return {**settings.tables.get(name, {}), **_from_variable(variable), **read_pairs(pairs, f"--{_singular(name)}")}
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str | None:
@@ -91,27 +92,9 @@ def _table(path: Path, name: str, value: Any) -> dict[str, Any]:
 def _from_variable(variable: str) -> dict[str, Any]:
     text = os.environ.get(variable, "").strip()
     if not text.startswith("{"):
-        return _pairs(text.split(), variable)
+        return read_pairs(text.split(), variable)
     try:
         found = orjson.loads(text)
     except orjson.JSONDecodeError as error:
         raise UsageError(f"read {variable}: it opens like a JSON object and is none: {error}") from error
     return {str(key): value for key, value in found.items()}
-
-
-def _pairs(pairs: Iterable[str], origin: str) -> dict[str, Any]:
-    found = {}
-    for pair in pairs:
-        key, equals, text = pair.partition("=")
-        if not equals or not key:
-            raise UsageError(f"read {origin}: {pair!r} is no pair (expected key=value)")
-        found[key] = json_or_text(text)
-    return found
-
-
-def json_or_text(text: str) -> Any:
-    """`4096`, `true`, `[1]` and `{"a":1}` as JSON; anything else as the text it is."""
-    try:
-        return orjson.loads(text)
-    except orjson.JSONDecodeError:
-        return text

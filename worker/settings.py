@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from worker.contract.errors import ConfigError, UsageError
 from worker.contract.layout import normalize_uri
+from worker.contract.pairs import read_pairs
 
 SCRATCH = Path("/scratch")
 """Where the job definitions mount the host's local disks."""
@@ -98,21 +97,10 @@ def read_settings(
         partition_index=index,
         submission_id=submission_id,
         engines=engines,
-        engine_args=dict(_pair(text) for text in engine_args),
+        engine_args=read_pairs(engine_args, "--engine-arg"),
         work_folder=_work_folder(work_dir, scratch),
         engine_command=engine_command,
     )
-
-
-def _pair(text: str) -> tuple[str, Any]:
-    key, equals, value = text.partition("=")
-    if not equals or not key:
-        raise UsageError(f"read --engine-arg: {text!r} is no pair (expected key=value)")
-    try:
-        return key, orjson.loads(value)
-    except orjson.JSONDecodeError:
-        # `dtype=float32` rather than `dtype='"float32"'`: the submitter's options read the same way.
-        return key, value
 
 
 def _work_folder(work_dir: str | None, scratch: Path) -> Path:

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from submitter.settings import FileSettings, json_or_text, merged_table, read_file
+from submitter.settings import FileSettings, merged_table, read_file
 from worker.contract.errors import UsageError
+from worker.contract.pairs import json_or_text
 
 OPTIONS = {"run", "model", "partitions", "answer_key"}
 
