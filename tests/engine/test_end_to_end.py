@@ -40,7 +40,7 @@ GOOD: list[dict[str, Any]] = [
         for number in range(6)
     ),
     {"id": "long answer", "prompt": "to the end of the context", "temperature": 0, "max_tokens": 400},
-    {"id": "two", "prompt": "two answers", "temperature": 0, "n": 2, "max_tokens": 12},
+    {"id": "two", "prompt": "two answers", "temperature": 0.9, "n": 2, "seed": 3, "max_tokens": 12},
     {"id": "seeded", "prompt": "with a seed", "temperature": 0.8, "top_p": 0.9, "seed": 5, "max_tokens": 12},
 ]  # fmt: skip
 BAD: list[tuple[bytes, str, str]] = [

@@ -32,7 +32,7 @@ INVALID = {
     b'{"a":"\\udc00\\ud83d"}': "not JSON: invalid utf-16 surrogate pair",
     b'{"a":"\x01"}': "not JSON: invalid character (byte 6)",
     b"{} {}": "not JSON: trailing characters (byte 4)",
-    b"{'a':1}": "not JSON: expected '"' (byte 1)",
+    b"{'a':1}": "not JSON: expected '\"' (byte 1)",
     b'{"a":"\xff"}': "not UTF-8",
     b'{"a":"\xed\xa0\x80"}': "not UTF-8",
     b"\xef\xbb\xbf{}": "not JSON: ",

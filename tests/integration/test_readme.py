@@ -1,0 +1,74 @@
+"""Every command in README runs: here, or in CI by the Makefile."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import boto3
+import pytest
+
+from tests.batch_setting import Setting
+from worker.contract.errors import ExitCode
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+COMMANDS = re.findall(r"^\$ (.+)$", README, re.MULTILINE)
+RUN_BY_CI = ("make demo", "make test")
+RUN_BY_MAKE_DEMO = "--local"
+ON_BATCH = [command for command in COMMANDS if command not in RUN_BY_CI and not command.endswith(RUN_BY_MAKE_DEMO)]
+
+
+def test_make_commands_are_what_ci_runs() -> None:
+    assert set(RUN_BY_CI) <= set(COMMANDS)
+    assert set(RUN_BY_CI) <= set((ROOT / ".ci/run").read_text().split("\n"))
+
+
+def test_the_local_command_is_what_make_demo_runs() -> None:
+    (command,) = [command for command in COMMANDS if command.endswith(RUN_BY_MAKE_DEMO)]
+    makefile = (
+        (ROOT / "Makefile").read_text().replace("\\\n", " ").replace("$(DEMO_MODEL)", "models/smollm2-135m-instruct")
+    )
+
+    assert command in " ".join(makefile.split())
+
+
+@pytest.mark.parametrize("command", ON_BATCH)
+def test_a_command_for_aws_batch_submits_an_array(
+    command: str, setting: Setting, aws_environment: dict[str, str], tmp_path: Path
+) -> None:
+    """With README's own submit.toml, a bucket of 1,200 records, and a queue and a definition of README's names."""
+    bucket = boto3.resource("s3").Bucket("bucket")
+    bucket.create()
+    bucket.objects.delete()
+    bucket.put_object(Key="in/a.jsonl", Body=b'{"prompt":"p"}\n' * 1_200)
+    setting.fake.add_queue("gpu-spot", ["p5en.48xlarge"])
+    setting.fake.definitions += [{**setting.fake.definitions[0], "jobDefinitionName": "vllm-8gpu"}]
+    (settings,) = re.findall(r"```toml\n(.+?)```", README, re.DOTALL)
+    (tmp_path / "submit.toml").write_text(settings)
+    variables = dict(word.split("=", 1) for word in shlex.split(command) if re.match(r"[A-Z_]+=", word))
+    program, *arguments = [word for word in shlex.split(command) if word.split("=")[0] not in variables]
+    assert program == "submit"
+
+    done = subprocess.run(
+        [str(Path(sys.executable).parent / program), *arguments],
+        cwd=tmp_path,
+        env=os.environ | {"AWS_ENDPOINT_URL_BATCH": setting.fake.url} | variables,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    (job,) = setting.fake.jobs
+    assert job["request"]["arrayProperties"]["size"] in {500, 1000}
+
+
+def test_the_exit_codes_are_the_products() -> None:
+    documented = {int(code) for code in re.findall(r"^\| (\d+) \|", README, re.MULTILINE)}
+
+    assert documented == {int(code) for code in ExitCode}
