@@ -1,6 +1,6 @@
 """Show some prompts and answers of a local run as a table, and what the run came to.
 
-    python examples/show_answers.py runs/demo [--rows 12]
+python examples/show_answers.py runs/demo [--rows 12]
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ def main() -> None:
     options = parser.parse_args()
     outputs = sorted((options.run / "outputs").glob("*.jsonl"))
     rows = [orjson.loads(line) for path in outputs for line in path.read_bytes().split(b"\n") if line]
-    table = Table("prompt", "answer", "finish", "tokens", title=f"{min(options.rows, len(rows))} of {len(rows)} records")
+    table = Table(
+        "prompt", "answer", "finish", "tokens", title=f"{min(options.rows, len(rows))} of {len(rows)} records"
+    )
     for row in rows[: options.rows]:
         table.add_row(*cells(row))
     console = Console()
