@@ -22,6 +22,8 @@ from worker.contract.store import ObjectInfo, open_store
 LOCAL_READ_BYTES = 64 << 10
 S3_READ_BYTES = 8 << 20
 AHEAD_COUNT = 4
+SMALL_AHEAD_COUNT = 12
+"""For objects of a few megabytes at most: a bucket may hold a hundred thousand of them."""
 _BUFFER_BYTES = 256 << 10
 CHANGED_HINT = "leave the inputs alone while they are split, then split again"
 

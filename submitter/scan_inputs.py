@@ -13,6 +13,7 @@ from submitter.lines import line_blocks, without_bom
 from submitter.processes import Processes, Report
 from submitter.reading import (
     LOCAL_READ_BYTES,
+    SMALL_AHEAD_COUNT,
     ByteRange,
     changed,
     decompressed_pieces,
@@ -136,7 +137,9 @@ def _add(scan: Scan, name: str, scanned: _Scanned) -> None:
 
 def _tasks(inputs: Sequence[Input], settings: ScanSettings) -> Iterator[_ScanTask]:
     small_bytes = settings.tuning.whole_bytes
-    magics = fetch((magic_range(one.stored) for one in inputs if one.stored.size_bytes > small_bytes), 16)
+    magics = fetch(
+        (magic_range(one.stored) for one in inputs if one.stored.size_bytes > small_bytes), SMALL_AHEAD_COUNT
+    )
     gathered: list[_Part] = []
     for index, one in enumerate(inputs):
         size = one.stored.size_bytes
@@ -163,7 +166,7 @@ def _is_full(gathered: Sequence[_Part], settings: ScanSettings) -> bool:
 def _scan(task: _ScanTask, report: Report) -> list[_Scanned]:
     settings = task.settings
     weigher = Weigher(settings.shape, settings.sampling)
-    whole = fetch(part.range for part in task.parts if part.compression is None)
+    whole = fetch((part.range for part in task.parts if part.compression is None), SMALL_AHEAD_COUNT)
     results = []
     for part in task.parts:
         content = next(whole) if part.compression is None else None

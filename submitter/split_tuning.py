@@ -30,4 +30,4 @@ class SplitTuning:
 
     def chunk_bytes_for(self, total_bytes: int, process_count: int) -> int:
         """Four chunks or more for each process, so that none idles long at the end."""
-        return min(self.chunk_bytes, max(self.whole_bytes, total_bytes // (process_count * 4)))
+        return min(self.chunk_bytes, max(self.whole_bytes, total_bytes // (process_count * 4), 1))

@@ -20,6 +20,7 @@ from submitter.partition_writer import PartitionWriter, Target, Written
 from submitter.processes import Processes, Report
 from submitter.reading import (
     LOCAL_READ_BYTES,
+    SMALL_AHEAD_COUNT,
     ByteRange,
     changed,
     decompressed_pieces,
@@ -193,7 +194,8 @@ class _Partitions:
         # What lies before the share's first boundary is the previous share's.
         if self._spool is not None:
             with named_errors(tempfile.gettempdir()):
-                self._spool.write(content)
+                # Little by little: what is too large to be kept in memory goes there first.
+                self._spool.writelines(cut_small((content,), LOCAL_READ_BYTES))
             self._size_bytes += len(content)
 
     def cut(self, position: Position) -> None:
@@ -222,7 +224,8 @@ def _contents(task: _StreamTask, report: Report) -> Iterator[tuple[Entry, bytes]
     """Each entry with its bytes."""
     whole_bytes, start = task.target.tuning.whole_bytes, task.share.start
     stored = (task.inputs[index][0].stored for index in task.inputs)
-    whole = fetch(ByteRange(one, 0, one.size_bytes) for one in stored if one.size_bytes <= whole_bytes)
+    small = (ByteRange(one, 0, one.size_bytes) for one in stored if one.size_bytes <= whole_bytes)
+    whole = fetch(small, SMALL_AHEAD_COUNT)
     for index, entries in groupby(task.share.entries, attrgetter("input_index")):
         one, facts = task.inputs[index]
         offset = start.entering(index).offset

@@ -20,6 +20,7 @@ from submitter.split_tuning import SplitTuning
 from worker.contract.errors import ConfigError, InputError, PlanExistsError
 from worker.contract.formats import checksum_of
 from worker.contract.layout import RunLayout, split_s3_uri
+from worker.contract.plan import Compression
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -34,9 +35,7 @@ class Place:
         self.bucket = bucket
         self.client: S3Client = boto3.client("s3")
         self.run_uri = f"s3://{bucket}/runs/r 1"
-        self.request = SplitRequest(
-            inputs=(f"s3://{bucket}/in",), run_uri=self.run_uri, partition_count=2, model="m"
-        )
+        self.request = SplitRequest(inputs=(f"s3://{bucket}/in",), run_uri=self.run_uri, partition_count=2, model="m")
 
     def put_key(self, key: str, content: bytes = RECORD) -> str:
         self.client.put_object(Bucket=self.bucket, Key=key, Body=content)
@@ -46,7 +45,7 @@ class Place:
         bucket, key = split_s3_uri(uri)
         return self.client.get_object(Bucket=bucket, Key=key)["Body"].read()
 
-    def keys(self, prefix: str = "") -> list[str]:
+    def listed(self, prefix: str = "") -> list[str]:
         listed = self.client.list_objects_v2(Bucket=self.bucket, Prefix=prefix)
         return [entry["Key"] for entry in listed.get("Contents", [])]
 
@@ -58,7 +57,7 @@ class Place:
         layout, plan = RunLayout(self.run_uri), result.plan
         count = len(plan.partitions)
         found = [self.get(layout.partition(index, count, plan.compression)) for index in range(count)]
-        assert self.keys("runs/") == [
+        assert self.listed("runs/") == [
             split_s3_uri(uri)[1]
             for uri in [*(layout.partition(index, count, plan.compression) for index in range(count)), layout.plan]
         ]
@@ -155,7 +154,9 @@ def test_an_object_named_twice_is_an_error(place: Place) -> None:
         place.found(uri, f"s3://{place.bucket}/in/*")
 
 
-@pytest.mark.parametrize("name", ["runs/r 1", "runs/r 1/partitions/", "runs/r 1/partitions/p", "runs/*/partitions/p", "", "runs"])
+@pytest.mark.parametrize(
+    "name", ["runs/r 1", "runs/r 1/partitions/", "runs/r 1/partitions/p", "runs/*/partitions/p", "", "runs"]
+)
 def test_a_run_is_no_input_of_itself(place: Place, name: str) -> None:
     place.put_key("runs/r 1/partitions/p")
 
@@ -193,7 +194,7 @@ def test_any_key_is_read_as_it_is(place: Place, key: str) -> None:
 @pytest.mark.parametrize("compression", ["none", "gz", "zst"])
 @pytest.mark.parametrize("tuning", [SplitTuning(), SplitTuning(whole_bytes=1_000, chunk_bytes=50_000)])
 def test_a_run_on_s3_is_that_on_a_disk_byte_for_byte(
-    place: Place, tmp_path: Path, encode: Callable[[bytes], bytes], compression: str, tuning: SplitTuning
+    place: Place, tmp_path: Path, encode: Callable[[bytes], bytes], compression: Compression, tuning: SplitTuning
 ) -> None:
     contents = [encode(lines(3_000, seed)[:-1]) for seed in range(2)] + [encode(lines(3))] * 4
     for number, content in enumerate(contents):
@@ -201,7 +202,13 @@ def test_a_run_on_s3_is_that_on_a_disk_byte_for_byte(
         (tmp_path / f"{number}").write_bytes(content)
     remote = place.split(compression=compression, partition_count=7, tuning=tuning)
     local = split_run(
-        replace(place.request, inputs=(str(tmp_path),), run_uri=f"{tmp_path}-run", compression=compression, partition_count=7)
+        replace(
+            place.request,
+            inputs=(str(tmp_path),),
+            run_uri=f"{tmp_path}-run",
+            compression=compression,
+            partition_count=7,
+        )
     )
 
     assert remote.plan.partitions == local.plan.partitions
@@ -260,7 +267,7 @@ def test_an_object_that_is_replaced_between_the_passes_is_an_error(
 
     with pytest.raises(InputError, match="/in: it has changed"):
         place.split(tuning=SplitTuning(whole_bytes=whole_bytes), progress=progress)
-    assert "runs/r 1/run.json" not in place.keys()
+    assert "runs/r 1/run.json" not in place.listed()
 
 
 def test_the_same_run_again_reads_the_listing_and_the_plan_alone(place: Place, s3_requests: list[str]) -> None:

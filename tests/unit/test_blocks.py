@@ -39,7 +39,9 @@ def test_adding_up_neighbours_changes_no_sum_of_any_input(
 
     for index, blocks in enumerate(inputs):
         own = [entry[1:] for entry in entries if entry.input_index == index]
-        assert [sum(column) for column in zip(*own, strict=True)] == [sum(column) for column in zip(*blocks, strict=True)]
+        assert [sum(column) for column in zip(*own, strict=True)] == [
+            sum(column) for column in zip(*blocks, strict=True)
+        ]
         assert table.inputs[index].content_bytes == sum(block[0] for block in blocks)
         assert table.inputs[index].line_count == sum(block[1] for block in blocks)
     assert [entry.input_index for entry in entries] == sorted(entry.input_index for entry in entries)

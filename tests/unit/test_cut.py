@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from submitter.blocks import START, Entry, Position
-from submitter.cut import Cutter, CutRule
+from submitter.cut import CutRule, Cutter
 from submitter.weight import OUTPUT_TOKEN_WEIGHT, Weigher
 from worker.contract.errors import InputError
 
@@ -36,9 +36,7 @@ def entry_of(input_index: int, lines: list[int | None]) -> Entry:
 def cut(blocks: list[tuple[int, list[int | None]]], partition_count: int) -> list[Position]:
     """Boundaries in blocks of records, which are given as (input, output tokens or None for a blank line)."""
     records = [one for _, lines in blocks for one in lines if one is not None]
-    rule = CutRule(
-        weight=sum(map(weight_of, records)), record_count=len(records), partition_count=partition_count
-    )
+    rule = CutRule(weight=sum(map(weight_of, records)), record_count=len(records), partition_count=partition_count)
     cutter = Cutter(rule, WEIGHER, lambda _: "in")
     return [
         position
@@ -54,7 +52,8 @@ def expected_cuts(tokens: list[int], partition_count: int) -> list[int]:
     cuts = [0]
     for boundary in range(1, partition_count):
         share_doubled = 2 * ends[-1] * boundary
-        nearest = next(i for i, middle in enumerate(middles_doubled) if middle * partition_count >= share_doubled)
+        reached = (i for i, middle in enumerate(middles_doubled) if middle * partition_count >= share_doubled)
+        nearest = next(reached, len(tokens))
         last = len(tokens) - partition_count + boundary
         cuts.append(min(max(nearest, cuts[-1] + 1), last))
     return cuts[1:]
@@ -75,7 +74,9 @@ def test_boundaries_are_nearest_to_equal_shares_in_blocks_of_any_size(
     assert [position.weight for position in found] == [ends[position.record_count] for position in found]
 
 
-@given(st.lists(st.lists(st.one_of(st.none(), st.integers(0, 9)), max_size=8), min_size=1, max_size=6), st.integers(1, 9))
+@given(
+    st.lists(st.lists(st.one_of(st.none(), st.integers(0, 9)), max_size=8), min_size=1, max_size=6), st.integers(1, 9)
+)
 def test_a_position_names_its_input_line_and_byte(lines: list[list[int | None]], partition_count: int) -> None:
     """Blank lines before a boundary stay with the partition they follow."""
     records = [(i, n) for i, one in enumerate(lines) for n, tokens in enumerate(one) if tokens is not None]

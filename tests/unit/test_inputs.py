@@ -106,7 +106,9 @@ def test_what_names_nothing_is_an_error_that_says_so(folder: Path, argument: str
     write(folder, "in/a.jsonl", "hidden/_a")
     (folder / "empty").mkdir()
 
-    with pytest.raises(InputError, match=r"read .*: (there is no such file|no file matches|there is no file in it|all 1 files)"):
+    with pytest.raises(
+        InputError, match=r"read .*: (there is no such file|no file matches|there is no file in it|all 1 files)"
+    ):
         names_of(folder, "in", argument)
 
 
@@ -148,9 +150,8 @@ def test_a_run_is_no_input_of_itself(folder: Path, argument: str) -> None:
     write(folder, "run/partitions/a", "b")
     (folder / "linked").symlink_to(folder / "run")
 
-    with pytest.raises(InputError, match="lies inside it"):
-        with open_inputs([argument], str(folder / "run")):
-            pass
+    with pytest.raises(InputError, match="lies inside it"), open_inputs([argument], str(folder / "run")):
+        pass
 
 
 def test_a_run_beside_the_inputs_is_fine(folder: Path) -> None:
@@ -200,13 +201,15 @@ def test_standard_input_that_is_damaged_is_an_error_and_leaves_no_file(
     monkeypatch.setattr("tempfile.tempdir", str(folder / "temporary"))
     stdin: BinaryIO = io.BytesIO(gzip.compress(os.urandom(100_000))[:-9])
 
-    with pytest.raises(InputError, match="read stdin: its gz data is damaged or cut off"):
-        with open_inputs(["-"], str(folder / "run"), stdin):
-            pass
+    with (
+        pytest.raises(InputError, match="read stdin: its gz data is damaged or cut off"),
+        open_inputs(["-"], str(folder / "run"), stdin),
+    ):
+        pass
     assert list((folder / "temporary").iterdir()) == []
 
 
 def test_standard_input_comes_once(folder: Path) -> None:
-    with pytest.raises(InputError, match="named twice"):
-        with open_inputs(["-", "-"], str(folder / "run"), io.BytesIO(b"{}\n")):
-            pass
+    stdin = io.BytesIO(b"{}\n")
+    with pytest.raises(InputError, match="named twice"), open_inputs(["-", "-"], str(folder / "run"), stdin):
+        pass

@@ -41,7 +41,9 @@ def test_a_line_of_the_limit_passes_and_a_longer_one_does_not(block_bytes: int, 
     fits = b"ab\n" + b"x" * 10 + end
     assert b"".join(line_blocks([fits], block_bytes, 10, "in")) == fits
 
-    with pytest.raises(InputError, match=r"split s3://b/in: the line that begins at byte 3 is too long \(expected at most 10"):
+    with pytest.raises(
+        InputError, match=r"split s3://b/in: the line that begins at byte 3 is too long \(expected at most 10"
+    ):
         list(line_blocks([b"ab\n" + b"x" * 11 + end], block_bytes, 10, "s3://b/in"))
 
 

@@ -112,9 +112,9 @@ def test_an_error_arrives_as_what_it_is(process_count: int, task: str, kind: typ
 
 
 def test_a_killed_process_is_noticed_and_its_exit_code_shown() -> None:
-    with pytest.raises(ConfigError, match=r"ended before its work was done \(exit code -9\)") as raised:
-        with Processes(2, ignore) as processes:
-            list(processes.run(split_tasks.kill_self, [1]))
+    message = r"ended before its work was done \(exit code -9\)"
+    with pytest.raises(ConfigError, match=message) as raised, Processes(2, ignore) as processes:
+        list(processes.run(split_tasks.kill_self, [1]))
 
     assert raised.value.exit_code == ExitCode.CONFIG
     assert raised.value.hint is not None
@@ -128,24 +128,25 @@ def test_a_bug_in_a_task_ends_the_work_and_shows_where_it_is(capfd: pytest.Captu
     assert "ZeroDivisionError" in capfd.readouterr().err
 
 
-def test_after_an_error_the_others_are_stopped_at_once(listener: socket.socket) -> None:
+def test_an_interrupt_stops_tasks_that_would_never_end(listener: socket.socket) -> None:
+    connections: list[socket.socket] = []
+    interrupted_at = 0.0
+
+    def interrupt_when_both_work() -> None:
+        nonlocal interrupted_at
+        connections.extend(listener.accept()[0] for _ in range(2))
+        interrupted_at = time.monotonic()
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt_when_both_work)
+    thread.start()
     with pytest.raises(KeyboardInterrupt), Processes(2, ignore) as processes:
-        results = processes.run(split_tasks.block, [port_of(listener)] * 2)
+        list(processes.run(split_tasks.block, [port_of(listener)] * 2))
+    stopped_at = time.monotonic()
+    thread.join()
 
-        def interrupt(*_: object) -> None:
-            raise KeyboardInterrupt
-
-        before = signal.signal(signal.SIGALRM, interrupt)
-        try:
-            signal.setitimer(signal.ITIMER_REAL, 1.0)
-            next(results)
-        finally:
-            signal.signal(signal.SIGALRM, before)
-            stopped_at = time.monotonic()
-
-    assert time.monotonic() - stopped_at < STOP_S / 2
-    for _ in range(2):
-        connection, _ = listener.accept()
+    assert stopped_at - interrupted_at < STOP_S / 2
+    for connection in connections:
         wait_until_closed(connection)
 
 

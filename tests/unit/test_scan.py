@@ -122,7 +122,9 @@ def test_nesting_up_to_the_worker_s_limit_is_valid_and_weighs_what_it_says(depth
     """How deep the fast decoder gets depends on how deep its caller already is."""
     line = b'{"max_tokens":3,"a":' + b"[" * depth + b"]" * depth + b"}"
 
-    assert weigh_line(line, WEIGHER) == (len(line) + 1 + 3 * OUTPUT_TOKEN_WEIGHT, None)
+    weight = len(line) + 1 + 3 * OUTPUT_TOKEN_WEIGHT
+    assert weigh_line(line, WEIGHER) == (weight, None)
+    assert list(scanned(line).counts.weight) == [weight]
 
 
 def test_nesting_beyond_the_worker_s_limit_is_invalid() -> None:

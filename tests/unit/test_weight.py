@@ -101,5 +101,3 @@ def test_the_last_of_equal_keys_counts(shape: Shape) -> None:
 def test_a_line_that_is_no_object_is_an_error(shape: Shape, line: bytes) -> None:
     with pytest.raises(msgspec.MsgspecError):
         Weigher(shape, {}).output_tokens([b"{}", line])
-
-
