@@ -32,7 +32,7 @@ class Patience:
     submit_attempts: int = 8
     first_wait_s: float = 0.5
     longest_wait_s: float = 20.0
-    lookups: int = 5
+    lookups: int = 7
     """How often to look for a job after an unknown outcome: Batch's list lags behind."""
     first_lookup_wait_s: float = 1.0
     hold_s: float = 90.0

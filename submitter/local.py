@@ -111,7 +111,7 @@ class _LocalArray:
                     while self._waiting and len(self._running) < self._options.parallel:
                         self._start(selector, *self._waiting.popleft())
                     for key, _ in selector.select(TICK_S):
-                        self._read(selector, key.data)
+                        self._read(selector, key.data, ends=self._end)
             finally:
                 self._stop_all(selector)
         if self._stopped_by:
@@ -152,12 +152,12 @@ class _LocalArray:
             variables["AWS_BATCH_JOB_ARRAY_INDEX"] = str(array_index)
         return variables
 
-    def _read(self, selector: selectors.BaseSelector, child: _Child) -> None:
+    def _read(self, selector: selectors.BaseSelector, child: _Child, ends: Callable[[_Child], None]) -> None:
         assert child.process.stdout is not None
         received = os.read(child.process.stdout.fileno(), 1 << 16)
         if not received:
             selector.unregister(child.process.stdout)
-            self._end(child)
+            ends(child)
             return
         child.log.write(received)
         child.log.flush()
@@ -178,9 +178,9 @@ class _LocalArray:
         self._report(ChildEvent(partition_index=child.partition_index, event=event, fields=fields))
 
     def _end(self, child: _Child) -> None:
-        returned = child.process.wait()
-        exit_code = returned if returned >= 0 else 128 - returned
         self._close(child)
+        returned = child.process.returncode
+        exit_code = returned if returned >= 0 else 128 - returned
         decision = self._options.retry_rules.decide(
             exit_code=exit_code, reason="", status_reason="Essential container in task exited", attempt=child.attempt
         )
@@ -200,6 +200,7 @@ class _LocalArray:
         self._report(end)
 
     def _close(self, child: _Child) -> None:
+        child.process.wait()
         assert child.process.stdout is not None
         child.process.stdout.close()
         child.log.close()
@@ -209,12 +210,12 @@ class _LocalArray:
         for child in self._running.values():
             child.process.terminate()
         deadline = time.monotonic() + STOP_GRACE_S
+        # Read on: their last words belong into the logs, and a full pipe would keep them from ending.
+        while self._running and (left_s := deadline - time.monotonic()) > 0:
+            for key, _ in selector.select(left_s):
+                self._read(selector, key.data, ends=self._close)
         for child in list(self._running.values()):
-            try:
-                child.process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                os.killpg(child.process.pid, signal.SIGKILL)
-                child.process.wait()
+            os.killpg(child.process.pid, signal.SIGKILL)
             assert child.process.stdout is not None
             selector.unregister(child.process.stdout)
             self._close(child)

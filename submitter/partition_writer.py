@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from io import BytesIO
 from types import TracebackType
 from typing import BinaryIO, NamedTuple, Self
 
 from submitter.lines import count_line_ends
 from submitter.split_tuning import SplitTuning
-from worker.contract.compression import compressed
+from worker.contract.compression import compressed, decompressed
+from worker.contract.errors import PlanExistsError
 from worker.contract.formats import Checksum
 from worker.contract.layout import RunLayout
 from worker.contract.plan import Compression
@@ -23,6 +27,7 @@ Pieces = Callable[[], Iterable[bytes]]
 """A partition's content, from its start at every call: an upload may have to be repeated."""
 
 _THREAD_COUNT = 8
+_READ_BYTES = 1 << 20
 _LARGE_S3_AT_ONCE = 2
 """Each holds a part of an upload in memory."""
 
@@ -56,6 +61,7 @@ class PartitionWriter:
         is_remote = run_uri.startswith("s3://")
         self.written: list[Written] = []
         self._store = open_store(run_uri)
+        self._owner = secrets.token_hex(8)
         self._compression = target.compression
         self._whole_bytes = target.tuning.whole_bytes
         self._pool = ThreadPoolExecutor(_THREAD_COUNT)
@@ -100,22 +106,38 @@ class PartitionWriter:
                     return self._write_large(uri, pieces)
             encoded = BytesIO()
             written = self._encode(pieces(), encoded)
-            self._store.write(uri, encoded.getvalue())
+            if not self._store.create(uri, encoded.getvalue(), self._owner):
+                self._check_same(uri, written)
             return written
         finally:
             release()
 
     def _write_large(self, uri: str, pieces: Pieces) -> Written:
         tries: list[Written] = []
-        self._store.write_stream(uri, lambda stream: tries.append(self._encode(pieces(), stream)))
+        if not self._store.create_stream(uri, lambda stream: tries.append(self._encode(pieces(), stream)), self._owner):
+            self._check_same(uri, tries[-1])
         return tries[-1]
 
+    def _check_same(self, uri: str, ours: Written) -> None:
+        """See that a partition that is there already is the same. It is never replaced: it may be a planned run's."""
+        with closing(self._store.open_read(uri)) as stored:
+            theirs = _measured(iter(partial(decompressed(stored, self._compression).read, _READ_BYTES), b""))
+        if theirs != ours:
+            raise PlanExistsError(
+                f"write partition {uri}: another is there, made of other inputs or settings",
+                hint="another command is at this run, or was interrupted: choose another --run, or remove this one",
+            )
+
     def _encode(self, pieces: Iterable[bytes], stream: BinaryIO) -> Written:
-        checksum, size_bytes, line_count = Checksum(), 0, 0
         with self._copying, compressed(stream, self._compression) as target:
-            for piece in pieces:
-                checksum.update(piece)
-                size_bytes += len(piece)
-                line_count += count_line_ends(piece)
-                target.write(piece)
-        return Written(size_bytes, line_count, checksum.value)
+            return _measured(pieces, target.write)
+
+
+def _measured(pieces: Iterable[bytes], pass_on: Callable[[bytes], object] = lambda _: None) -> Written:
+    checksum, size_bytes, line_count = Checksum(), 0, 0
+    for piece in pieces:
+        checksum.update(piece)
+        size_bytes += len(piece)
+        line_count += count_line_ends(piece)
+        pass_on(piece)
+    return Written(size_bytes, line_count, checksum.value)

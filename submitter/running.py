@@ -118,7 +118,8 @@ class _LocalRun:
 
     def finish(self, parallel: int, rules: RetryRules) -> list[ChildEnd]:
         """Run the partitions that have no output yet; gives those that failed."""
-        done = self._done_indices()
+        # A worker that finds an output without its manifest rebuilds that, and starts no engine for it.
+        done = self._indices_in(self._layout.outputs) & self._indices_in(self._layout.manifests)
         remaining = [index for index in range(len(self._plan.partitions)) if index not in done]
         if not remaining:
             self._output.note("every partition has its output already: nothing to run")
@@ -138,7 +139,7 @@ class _LocalRun:
         return [end for end in ends if end.exit_code]
 
     def summary(self, failed: list[ChildEnd], elapsed_s: float) -> tuple[dict[str, Any], list[str]]:
-        done = sorted(self._done_indices())
+        done = sorted(self._indices_in(self._layout.outputs))
         manifests = [found for index in done if (found := self._manifest(index))]
         tokens = sum((manifest.tokens for manifest in manifests), Tokens())
         ok_count = sum(manifest.ok_count for manifest in manifests)
@@ -179,8 +180,8 @@ class _LocalRun:
         ]
         return document, lines
 
-    def _done_indices(self) -> set[int]:
-        names = (entry.uri.rpartition("/")[2] for entry in self._store.list(f"{self._layout.outputs}/"))
+    def _indices_in(self, folder_uri: str) -> set[int]:
+        names = (entry.uri.rpartition("/")[2] for entry in self._store.list(f"{folder_uri}/"))
         return {index for name in names if (index := partition_index_of(name)) is not None}
 
     def _manifest(self, index: int) -> Manifest | None:

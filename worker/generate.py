@@ -121,6 +121,7 @@ class Generation:
         self._record_counts: Counter[int] = Counter()
         self._last_cause = ("", "")
         self._restarts_left = tuning.restart_count
+        self._answered_at_last_killer = 0
         self._started = time.monotonic()
         self._first_ready: float | None = None
         self._shown_at = self._started
@@ -263,7 +264,17 @@ class Generation:
         killer = self._dispatcher.remove(death.engine_index)
         if killer is not None:
             self._answer_killer(killer)
+            self._restore_budget()
         self._last_cause = (f"engine {death.engine_index}, {cause}", _hint_for(death))
+
+    def _restore_budget(self) -> None:
+        """A killer that was found explains the deaths so far, as long as other records are answered in between.
+
+        Without that last condition a broken host would turn one good record after the other into an error line.
+        """
+        if self._dispatcher.answered_count > self._answered_at_last_killer + 1:
+            self._restarts_left = self._tuning.restart_count
+        self._answered_at_last_killer = self._dispatcher.answered_count
 
     def _answer_killer(self, ordinal: int) -> None:
         assert self._reader

@@ -80,6 +80,10 @@ class RunLayout:
         return join(self.run_uri, "outputs")
 
     @property
+    def manifests(self) -> str:
+        return join(self.run_uri, "manifests")
+
+    @property
     def submissions(self) -> str:
         return join(self.run_uri, "submissions")
 
@@ -91,7 +95,7 @@ class RunLayout:
         return join(self.outputs, f"{partition_name(index, count)}.jsonl{COMPRESSION_SUFFIXES[compression]}")
 
     def manifest(self, index: int, count: int) -> str:
-        return join(self.run_uri, "manifests", f"{partition_name(index, count)}.json")
+        return join(self.manifests, f"{partition_name(index, count)}.json")
 
     def submission(self, submission_id: str) -> str:
         return join(self.submissions, f"{submission_id}.json")

@@ -6,6 +6,7 @@ such as the run and the partition, is bound once with `configure_logs`.
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 from datetime import UTC, datetime
@@ -35,7 +36,11 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             entry["traceback"] = self.formatException(record.exc_info)
-        return orjson.dumps(entry, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
+        try:
+            return orjson.dumps(entry, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
+        except orjson.JSONEncodeError:
+            # A path that is no UTF-8, say: an event that cannot be written is an event that nobody hears of.
+            return json.dumps(entry, default=str)
 
 
 def configure_logs(context: dict[str, Any], stream: TextIO | None = None, level: int = logging.INFO) -> None:

@@ -40,6 +40,7 @@ _TRANSIENT_CODES = frozenset(
         "ConditionalRequestConflict",
         "ExpiredToken",  # a role's credentials are about to be renewed
         "InternalError",
+        "NoSuchUpload",  # aborted by somebody else, or by a lifecycle rule: the next try starts another
         "OperationAborted",
         "PriorRequestNotComplete",
         "RequestLimitExceeded",

@@ -235,7 +235,7 @@ def _translated(verb: str, uri: str) -> Iterator[None]:
         raise ConfigError(
             f"{verb} {uri}: no AWS credentials", hint="set AWS_PROFILE, or give the job a role"
         ) from error
-    except (BotoCoreError, ConnectionError, TimeoutError) as error:
+    except (BotoCoreError, OSError) as error:
         raise StorageError(f"{verb} {uri}: no answer from S3 ({type(error).__name__})") from error
 
 
