@@ -5,6 +5,7 @@ Imports of boto3, rich and the splitter wait until a command needs them: `submit
 
 from __future__ import annotations
 
+import signal
 import sys
 from typing import Any
 
@@ -20,18 +21,8 @@ from submitter.options import (
 )
 from submitter.output import Output, reported_errors
 from submitter.split import SplitRequest
+from worker.contract.command_line import DefaultGroup
 from worker.contract.errors import ExitCode, UsageError
-
-
-class DefaultGroup(click.Group):
-    """A group whose first word may be left out: what is no command's name is an argument of `run`."""
-
-    default_command = "run"
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if args and args[0] not in self.commands and args[0] not in ("--help", "--version"):
-            args = [self.default_command, *args]
-        return super().parse_args(ctx, args)
 
 
 @click.group(cls=DefaultGroup, context_settings={"help_option_names": ["--help"], "max_content_width": 110})
@@ -110,5 +101,5 @@ def main() -> None:
         except click.ClickException as error:
             raise UsageError(error.format_message()) from error
         except (click.Abort, KeyboardInterrupt):
-            sys.exit(128 + 2)
+            sys.exit(128 + signal.SIGINT)
     sys.exit(answered)

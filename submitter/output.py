@@ -6,6 +6,7 @@ Errors, notes and progress go to standard error; when a command fails, standard 
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import click
 import orjson
 
-from worker.contract.errors import ArrayError
+from worker.contract.errors import ArrayError, ExitCode
 
 
 @contextmanager
@@ -28,6 +29,13 @@ def reported_errors(*, as_json: bool) -> Iterator[None]:
             hint = f"\n  hint: {error.hint}" if error.hint else ""
             click.echo(f"error: {error.message}{hint}", err=True)
         raise SystemExit(int(error.exit_code)) from error
+    except Exception as error:
+        # A bug of ours: the traceback is for whoever mends it.
+        traceback.print_exc()
+        if as_json:
+            bug = {"code": "bug", "message": f"run command: {type(error).__name__}: {error}"}
+            sys.stderr.write(orjson.dumps({"error": bug}).decode() + "\n")
+        raise SystemExit(int(ExitCode.ENGINES_DIED)) from error
 
 
 class Output:

@@ -5,7 +5,6 @@ click merges the three for single values. Tables (`[engine-args]`, `[sampling]`,
 
 from __future__ import annotations
 
-import difflib
 import os
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -17,6 +16,7 @@ import orjson
 
 from worker.contract.errors import UsageError
 from worker.contract.pairs import read_pairs
+from worker.contract.sampling import nearest
 
 DEFAULT_FILE = "submit.toml"
 FILE_VARIABLE = "SUBMIT_CONFIG"
@@ -59,7 +59,7 @@ def read_file(path: str | None, known_options: Iterable[str]) -> FileSettings:
             values[name.replace("-", "_")] = value
         else:
             raise UsageError(
-                f"read settings {found}: unknown setting {key!r}", hint=did_you_mean(name, [*known, *TABLES])
+                f"read settings {found}: unknown setting {key!r}", hint=_did_you_mean(name, [*known, *TABLES])
             )
     return FileSettings(values, tables, found)
 
@@ -74,9 +74,9 @@ def merged_table(name: str, settings: FileSettings, pairs: Iterable[str]) -> dic
     return {**settings.tables.get(name, {}), **_from_variable(variable), **read_pairs(pairs, f"--{_singular(name)}")}
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str | None:
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f"did you mean {close[0]!r}?" if close else None
+def _did_you_mean(name: str, known: Iterable[str]) -> str | None:
+    meant = nearest(name, known)
+    return f"did you mean {meant!r}?" if meant else None
 
 
 def _singular(name: str) -> str:

@@ -19,6 +19,7 @@ from worker.contract.errors import UsageError
 from worker.contract.formats import checksum_of, decode, encode, utc_now
 from worker.contract.layout import MAX_PARTITION_COUNT, RunLayout, normalize_uri
 from worker.contract.plan import Compression, InputObject, Partition, Plan, Shape
+from worker.contract.sampling import RESERVED_ANSWER_KEYS, SAMPLING_FIELDS, nearest
 from worker.contract.store import NotFoundError, open_store
 
 _RUN_NAME_LENGTH = 40
@@ -49,6 +50,19 @@ class SplitRequest:
             raise UsageError("split inputs: none are named (expected at least 1)")
         if not 1 <= self.partition_count <= MAX_PARTITION_COUNT:
             raise UsageError(f"split inputs: {self.partition_count} partitions (expected 1 to {MAX_PARTITION_COUNT:,})")
+        for name in self.sampling.keys() - SAMPLING_FIELDS:
+            meant = nearest(name, SAMPLING_FIELDS)
+            raise UsageError(
+                f"read sampling default {name!r}: no record has such a parameter",
+                hint=f"did you mean {meant!r}?" if meant else None,
+            )
+        if self.answer_key in RESERVED_ANSWER_KEYS or not self.answer_key:
+            raise UsageError(f"read answer key {self.answer_key!r}: it is taken (expected a name that no record has)")
+        if "hf_token" in self.engine_args:
+            raise UsageError(
+                "read engine argument 'hf_token': it would stand in run.json for all to read",
+                hint="set HF_TOKEN where the workers run; in a job definition by `secrets`",
+            )
         if self.process_count is not None and self.process_count < 1:
             raise UsageError(f"split inputs: {self.process_count} processes (expected at least 1)")
 

@@ -25,9 +25,6 @@ from worker.record_errors import RecordError
 CREATED = 0
 """The `created` of every answer. The time would make a redone record's bytes differ, for no use to anyone offline."""
 
-RESERVED_ANSWER_KEYS = frozenset({"input", "input_text", "input_base64"})
-"""Not to be taken as `answer_key`: lines that cannot be joined with an answer are carried under these."""
-
 _REFUSED = frozenset({"request", "length", "validation"})
 """Stages at which OpenAI's API would have answered 400; at the others it would have given no response."""
 

@@ -8,31 +8,20 @@ import sys
 
 import click
 
+from worker.contract.command_line import DefaultGroup
 from worker.contract.errors import ConfigError, UsageError
 from worker.pool import DEFAULT_COMMAND
 from worker.run import report_failure, run_worker
 from worker.settings import read_settings
 
-_DEFAULT = "run"
 
-
-class _DefaultGroup(click.Group):
-    """A group whose first command need not be named."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        own = {name for parameter in self.get_params(ctx) for name in parameter.opts}
-        if not args or (args[0] not in self.commands and args[0] not in own):
-            args = [_DEFAULT, *args]
-        return super().parse_args(ctx, args)
-
-
-@click.group(cls=_DefaultGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=DefaultGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="llm-array", message="llm-array %(version)s")
 def cli() -> None:
     """Work on partitions of an offline inference run. `worker RUN` is short for `worker run RUN`."""
 
 
-@cli.command(_DEFAULT)
+@cli.command()
 @click.argument("run_uri", metavar="[RUN]", required=False, envvar="LLM_ARRAY_RUN")
 @click.option("--index", type=click.IntRange(0), help="The partition, for running by hand.")
 @click.option(

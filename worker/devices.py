@@ -81,6 +81,8 @@ def engine_environments(
         own = dict(environment) | {"VLLM_PORT": str(first_port + index * PORTS_PER_ENGINE)}
         if gpus:
             own["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[index * per_engine : (index + 1) * per_engine])
+            # Engines that start together race for one compile cache.
+            own["VLLM_CACHE_ROOT"] = str(_cache_root(environment) / f"engine-{index}")
         elif engine_count > 1:
             # Left to themselves all engines take all cores, or bind themselves to the same ones.
             core_count = len(os.sched_getaffinity(0))
@@ -88,6 +90,12 @@ def engine_environments(
             own.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         found.append(own)
     return found
+
+
+def _cache_root(environment: Mapping[str, str]) -> Path:
+    """As vLLM finds it."""
+    caches = environment.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(environment.get("VLLM_CACHE_ROOT") or Path(caches, "vllm"))
 
 
 def _first_port(environment: Mapping[str, str], engine_count: int) -> int:

@@ -77,6 +77,9 @@ class RequestMaker:
     def _attempt(self, step: Any, subject: Any) -> Any:
         try:
             return step(subject)
+        except (MemoryError, OSError):
+            # The host's trouble, not the record's: another engine may do better.
+            raise
         except Exception as error:  # noqa: BLE001  templates run code of the model's; one record must not cost others
             return record_error(error)
 

@@ -117,7 +117,8 @@ class Server:
         request_id = next(self._request_ids)
         try:
             self._engine.add_request(request_id, request.engine_input, request.params)
-        except EngineDeadError:
+        except (EngineDeadError, MemoryError, OSError):
+            # The engine's or the host's trouble, not the record's.
             raise
         except Exception as error:  # noqa: BLE001  it refused this request, whatever for; others are none the worse
             # Of several choices some may be in already.

@@ -16,8 +16,8 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.version import __version__ as vllm_version
 
 from worker.contract.errors import EngineBootError
+from worker.contract.sampling import nearest
 from worker.engine_environment import has_core_process
-from worker.record_fields import nearest
 
 BATCH_LIMITS = ((120, 731, 32_768), (70, 512, 16_384), (0, 256, 8_192))
 """From so many GiB of device memory on: `max_num_seqs` and `max_num_batched_tokens`. The first row is what an 8B model

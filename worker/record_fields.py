@@ -6,7 +6,6 @@ types in silence (`"max_tokens": "16"`), and its own error messages repeat the u
 
 from __future__ import annotations
 
-import difflib
 import re
 from typing import Annotated, Any, Literal
 
@@ -168,12 +167,6 @@ def known_fields(endpoint: Endpoint, *, plain: bool) -> frozenset[str]:
         return SERVED[endpoint] | IGNORED | UNSUPPORTED.keys()
     data = PLAIN_DATA - {"suffix"} if endpoint == "completion" else PLAIN_DATA
     return (SERVED[endpoint] | UNSUPPORTED.keys()) - data
-
-
-def nearest(name: str, known: frozenset[str]) -> str | None:
-    """The known name that a misspelt one probably means."""
-    found = difflib.get_close_matches(name, sorted(known), n=1)
-    return found[0] if found else None
 
 
 def refuse_unsupported(fields: dict[str, Any]) -> None:

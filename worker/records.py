@@ -10,6 +10,7 @@ import orjson
 
 from worker.contract.errors import UsageError
 from worker.contract.plan import Shape
+from worker.contract.sampling import nearest
 from worker.contract.shape import detect_shape
 from worker.record_errors import RecordError
 from worker.record_fields import (
@@ -19,7 +20,6 @@ from worker.record_fields import (
     Endpoint,
     check_body,
     known_fields,
-    nearest,
     refuse_unsupported,
 )
 

@@ -92,6 +92,7 @@ def test_each_engine_sees_gpus_and_ports_of_its_own() -> None:
     found = engine_environments({"A": "b"}, ("0", "1", "2", "3"), 2, 2)
 
     assert [environment["CUDA_VISIBLE_DEVICES"] for environment in found] == ["0,1", "2,3"]
+    assert len({environment["VLLM_CACHE_ROOT"] for environment in found}) == 2
     assert [environment["A"] for environment in found] == ["b", "b"]
     ports = [int(environment["VLLM_PORT"]) for environment in found]
     assert ports[1] - ports[0] == 50

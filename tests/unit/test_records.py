@@ -10,7 +10,9 @@ import pytest
 
 from worker.contract.errors import UsageError
 from worker.contract.plan import Shape
+from worker.contract.sampling import SAMPLING_FIELDS
 from worker.record_errors import RecordError
+from worker.record_fields import SERVED
 from worker.records import RecordReader
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
@@ -193,3 +195,7 @@ def test_several_prompts_in_one_record_are_refused() -> None:
 def test_wrong_defaults_fail_before_any_record(sampling: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="sampling default"):
         RecordReader("plain", "response", sampling)
+
+
+def test_the_contract_names_exactly_the_parameters_that_are_served() -> None:
+    assert (SERVED["chat"] | SERVED["completion"]) - {"messages", "prompt"} == SAMPLING_FIELDS

@@ -1,0 +1,30 @@
+"""What is refused before anything is read: a plan cannot be changed, and every host would find the mistake anew."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from submitter.split import SplitRequest
+from worker.contract.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("fields", "said", "hint"),
+    [
+        ({"sampling": {"max_token": 5}}, "sampling default 'max_token'", "did you mean 'max_tokens'?"),
+        ({"answer_key": "input"}, "answer key 'input'", None),
+        ({"answer_key": "prompt"}, "answer key 'prompt'", None),
+        ({"answer_key": ""}, "answer key ''", None),
+        ({"engine_args": {"hf_token": "secret"}}, "'hf_token'", "set HF_TOKEN"),
+    ],
+)
+def test_a_setting_that_no_worker_could_use_is_refused(fields: dict[str, Any], said: str, hint: str | None) -> None:
+    given: dict[str, Any] = {"inputs": ("in.jsonl",), "run_uri": "r", "partition_count": 1, "model": "m"}
+
+    with pytest.raises(UsageError, match=said) as caught:
+        SplitRequest(**(given | fields))
+
+    assert "secret" not in caught.value.message
+    assert hint is None or (caught.value.hint or "").startswith(hint)

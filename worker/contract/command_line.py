@@ -1,0 +1,17 @@
+"""What both command lines share."""
+
+from __future__ import annotations
+
+import click
+
+
+class DefaultGroup(click.Group):
+    """A group whose first word may be left out: what is neither a command nor an option of its own belongs to `run`."""
+
+    default_command = "run"
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        own = {name for parameter in self.get_params(ctx) for name in parameter.opts}
+        if args and args[0] not in self.commands and args[0] not in own:
+            args = [self.default_command, *args]
+        return super().parse_args(ctx, args)
