@@ -91,6 +91,9 @@ class Dispatcher:
         engine = self._engines[engine_index]
         if engine.alone:
             return ()
+        if self._suspects and not engine.in_flight and not self._is_trial_under_way:
+            # One engine at once, the others go on: a killer that is found explains the deaths before it.
+            return self._try_alone(engine)
         target = self._target(engine)
         room = target - len(engine.in_flight)
         # One by one would cost a message per record. An engine's window is a quarter more than it works on at a time.
@@ -98,8 +101,7 @@ class Dispatcher:
             return ()
         ordinals = self._pull(min(room, MAX_ITEM_COUNT))
         if not ordinals and self._suspects and not engine.in_flight:
-            ordinals = (self._suspects.popleft(),)
-            engine.alone = True
+            return self._try_alone(engine)
         engine.in_flight.update(ordinals)
         return ordinals
 
@@ -139,10 +141,20 @@ class Dispatcher:
             return killer
         for ordinal in sorted(engine.in_flight):
             self._death_counts[ordinal] = self._death_counts.get(ordinal, 0) + 1
-            # Suspects come last: a good record must not wait for them, nor die with them.
+            # Suspects are tried alone: a good record must not die with them.
             is_suspect = self._death_counts[ordinal] >= SUSPECT_DEATH_COUNT
             (self._suspects if is_suspect else self._returned).append(ordinal)
         return None
+
+    def _try_alone(self, engine: _Engine) -> Sequence[int]:
+        ordinals = (self._suspects.popleft(),)
+        engine.alone = True
+        engine.in_flight.update(ordinals)
+        return ordinals
+
+    @property
+    def _is_trial_under_way(self) -> bool:
+        return any(engine.alone for engine in self._engines.values())
 
     def _target(self, engine: _Engine) -> int:
         """The engine's window, or its even share of what is left if that is less."""

@@ -264,7 +264,8 @@ class Generation:
         killer = self._dispatcher.remove(death.engine_index)
         if killer is not None:
             self._answer_killer(killer)
-            self._restore_budget()
+            if not death.reason:
+                self._restore_budget()
         self._last_cause = (f"engine {death.engine_index}, {cause}", _hint_for(death))
 
     def _restore_budget(self) -> None:

@@ -109,6 +109,33 @@ def test_a_record_that_kills_engines_becomes_an_error_and_costs_no_other(run_uri
     assert manifest_of(run_uri).error_counts == {"engine.engine_killer": 1}
 
 
+@pytest.mark.parametrize("engines", ["1", "2"])
+def test_any_number_of_killers_costs_no_other_record(run_uri: str, engines: str) -> None:
+    """Each costs more engines than the restart budget has: finding one restores it."""
+    content = records(500)
+    plan = write_run(run_uri, [lines(content)])
+
+    ended = run_worker(run_uri, "--index", "0", "--engines", engines, engine=engine_command("killed-by-record", '00"'))
+
+    assert ended.exit_code == 0, ended
+    output = read_output(run_uri, plan).removesuffix(b"\n").split(b"\n")
+    killers = [100, 200, 300, 400]
+    assert [line for number, line in enumerate(output) if number not in killers] == [
+        line for number, line in enumerate(content) if number not in killers
+    ]
+    assert manifest_of(run_uri).error_counts == {"engine.engine_killer": 4}
+
+
+def test_a_host_on_which_every_record_kills_gives_up_and_commits_nothing(run_uri: str) -> None:
+    """Else one broken GPU would turn a whole partition of good records into errors."""
+    write_run(run_uri, [lines(records(50))])
+
+    ended = run_worker(run_uri, "--index", "0", engine=engine_command("killed-by-record", "record"))
+
+    assert ended.exit_code == 70, ended
+    assert outputs(run_uri) == []
+
+
 def test_an_engine_that_cannot_boot_exits_69_with_its_own_words(run_uri: str) -> None:
     write_run(run_uri, [lines(records(10))])
 

@@ -220,7 +220,7 @@ def test_an_engine_that_is_not_ready_may_not_answer_and_one_that_is_may_not_beco
         dispatcher.add(0, 10)
 
 
-def test_a_record_in_flight_at_two_deaths_is_tried_alone_and_last() -> None:
+def test_a_record_in_flight_at_two_deaths_is_tried_alone_and_before_others() -> None:
     dispatcher = dispatcher_of(100, 5)
     suspects = take_all(dispatcher, 0)
     die(dispatcher, 0, 5)
@@ -232,8 +232,8 @@ def test_a_record_in_flight_at_two_deaths_is_tried_alone_and_last() -> None:
         dispatcher.answered(0, taken)
         turns.append(taken)
 
-    assert [ordinal for taken in turns[:-5] for ordinal in taken] == list(range(5, 100))
-    assert turns[-5:] == [[suspect] for suspect in suspects]
+    assert turns[:5] == [[suspect] for suspect in suspects]
+    assert [ordinal for taken in turns[5:] for ordinal in taken] == list(range(5, 100))
     assert dispatcher.is_done
 
 
@@ -248,6 +248,16 @@ def test_what_dies_alone_is_the_killer_and_counts_as_answered() -> None:
     assert die(dispatcher, 0, 5) == 0
     assert dispatcher.is_done
     assert not dispatcher.wants_engines
+
+
+def test_one_engine_tries_suspects_while_others_go_on_with_new_records() -> None:
+    dispatcher = dispatcher_of(100, 4, 4)
+    for _ in range(2):
+        take_all(dispatcher, 0)
+        die(dispatcher, 0, 4)
+
+    assert take_all(dispatcher, 0) == [0]
+    assert take_all(dispatcher, 1) == [4, 5, 6, 7]
 
 
 def test_several_engines_try_suspects_at_the_same_time_each_one_alone() -> None:
@@ -275,10 +285,10 @@ def test_nothing_joins_a_suspect_while_it_is_tried() -> None:
 def test_what_another_engine_loses_does_not_join_a_suspect() -> None:
     dispatcher = dispatcher_of(51, 1, 50)
     assert take_all(dispatcher, 0) == [0]
+    assert take_all(dispatcher, 1) == list(range(1, 27))
     die(dispatcher, 0, 1)
     assert take_all(dispatcher, 0) == [0]
     dispatcher.remove(0)
-    assert take_all(dispatcher, 1) == list(range(1, 51))
     dispatcher.add(0, 50)
     assert take_all(dispatcher, 0) == [0]
     die(dispatcher, 1, 50)
