@@ -12,7 +12,10 @@ from typing import Any
 import orjson
 
 ENGINE_ARGS: dict[str, Any] = {"max_model_len": 512, "dtype": "float32", "enforce_eager": True}
-SAMPLING = ("max_tokens", "temperature", "stop", "n", "seed", "top_p", "top_k", "logprobs")
+SAMPLING = (
+    "max_tokens", "temperature", "stop", "n", "seed", "top_p", "top_k", "min_p", "logprobs", "presence_penalty",
+    "frequency_penalty", "repetition_penalty",
+)  # fmt: skip
 
 
 def main() -> None:
@@ -37,7 +40,10 @@ def main() -> None:
             (found,) = llm.chat([record["messages"]], parameters, use_tqdm=False)
         else:
             (found,) = llm.generate([record["prompt"]], parameters, use_tqdm=False)
+        first = found.outputs[0]
+        logprobs = [step[token].logprob for token, step in zip(first.token_ids, first.logprobs or [], strict=False)]
         answer = {
+            "logprobs": logprobs,
             "texts": [choice.text for choice in found.outputs],
             "finish_reasons": [choice.finish_reason for choice in found.outputs],
             "prompt_tokens": len(found.prompt_token_ids),

@@ -41,6 +41,10 @@ GOOD: list[dict[str, Any]] = [
     ),
     {"id": "long answer", "prompt": "to the end of the context", "temperature": 0, "max_tokens": 400},
     {"id": "two", "prompt": "two answers", "temperature": 0.9, "n": 2, "seed": 3, "max_tokens": 12},
+    {"id": "penalties", "prompt": "again and again", "temperature": 0, "max_tokens": 16, "presence_penalty": 1.5,
+     "frequency_penalty": 0.5, "repetition_penalty": 1.2},
+    {"id": "top", "prompt": "from the top", "temperature": 1.1, "top_k": 5, "min_p": 0.05, "seed": 9, "max_tokens": 12},
+    {"id": "logprobs", "prompt": "how likely", "temperature": 0, "logprobs": 2, "max_tokens": 6},
     {"id": "seeded", "prompt": "with a seed", "temperature": 0.8, "top_p": 0.9, "seed": 5, "max_tokens": 12},
 ]  # fmt: skip
 BAD: list[tuple[bytes, str, str]] = [
@@ -123,8 +127,14 @@ def check_lines(lines: list[bytes], expected: list[dict[str, Any]]) -> None:
         assert [choice["index"] for choice in response["choices"]] == list(range(len(texts)))
         assert response["usage"]["prompt_tokens"] == answer["prompt_tokens"]
         assert response["usage"]["completion_tokens"] == answer["completion_tokens"]
+        assert logprobs_of(response) == pytest.approx(answer["logprobs"], abs=1e-3)
         assert response["usage"]["total_tokens"] == answer["prompt_tokens"] + answer["completion_tokens"]
     assert next(answers, None) is None
+
+
+def logprobs_of(response: dict[str, Any]) -> list[float]:
+    found = response["choices"][0]["logprobs"]
+    return found["token_logprobs"] if found and "token_logprobs" in found else []
 
 
 def test_a_local_run_answers_as_vllm_does_and_a_second_one_does_nothing(

@@ -15,6 +15,7 @@ import pytest
 from botocore.validate import ParamValidator
 
 from tests.batch_setting import DEFINITION, FOLDER, VALUES, Setting
+from tests.worker_runs import run_worker
 from worker.contract.store import open_store
 
 SUBMIT = str(Path(sys.executable).parent / "submit")
@@ -122,6 +123,25 @@ def test_an_array_is_submitted_once_and_the_same_command_says_what_is_there(
     }
 
 
+def test_the_children_of_a_submitted_array_finish_the_run_by_the_command_they_were_given(
+    submit: Submit, setting: Setting, s3_bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What AWS Batch does with the request: the same command for each child, told apart by the index alone."""
+    run_uri = f"s3://{s3_bucket}/runs/r1"
+    submit("in.jsonl", "--run", run_uri, "--partitions", "3", *on_batch(setting, monkeypatch))
+    (job,) = setting.fake.jobs
+    command = job["request"]["containerOverrides"]["command"]
+
+    for index in range(job["request"]["arrayProperties"]["size"]):
+        ended = run_worker(*command, variables={"AWS_BATCH_JOB_ARRAY_INDEX": str(index)})
+        assert ended.exit_code == 0, ended
+
+    store = open_store(run_uri)
+    outputs = [entry.uri for entry in store.list(f"{run_uri}/outputs/")]
+    assert len(outputs) == 3
+    assert b"".join(map(store.read, outputs)) == LINES
+
+
 @pytest.mark.parametrize(("partition_count", "sizes"), [(1, [None]), (10_001, [5_000, 5_001])])
 def test_one_partition_is_a_plain_job_and_many_are_several_arrays(
     submit: Submit, setting: Setting, monkeypatch: pytest.MonkeyPatch, partition_count: int, sizes: list[int | None]
@@ -208,6 +228,24 @@ def test_standard_input_is_an_input(submit: Submit, tmp_path: Path) -> None:
     assert done.exit_code == 0, done.stderr
     parts = sorted((tmp_path / "r/partitions").iterdir())
     assert b"".join(path.read_bytes() for path in parts) == LINES
+
+
+def test_partitions_of_another_split_are_never_replaced(submit: Submit, tmp_path: Path) -> None:
+    """A slower command with other inputs must not spoil a run that is planned meanwhile, nor one that was interrupted."""
+    command = ("split", "in.jsonl", "--run", "r", "--partitions", "2", "--model", "m")
+    submit(*command)
+    before = [path.read_bytes() for path in sorted((tmp_path / "r/partitions").iterdir())]
+    (tmp_path / "r/run.json").unlink()
+
+    assert submit(*command).exit_code == 0
+    (tmp_path / "r/run.json").unlink()
+    (tmp_path / "in.jsonl").write_bytes(LINES + b'{"prompt": "more"}\n')
+    done = submit(*command)
+
+    assert done.exit_code == 73
+    assert "another is there" in done.stderr
+    assert [path.read_bytes() for path in sorted((tmp_path / "r/partitions").iterdir())] == before
+    assert not (tmp_path / "r/run.json").exists()
 
 
 @pytest.mark.parametrize(
