@@ -19,7 +19,7 @@ from submitter.limits import job_name_of
 from submitter.local import ChildEnd, LocalOptions, run_children
 from submitter.output import Output, count, duration
 from submitter.progress import LocalProgress, progress_bar
-from submitter.split import SplitProgress, SplitRequest, SplitResult, preview_plan, split_run
+from submitter.split import SplitProgress, SplitRequest, SplitResult, existing_plan, preview_plan, split_run
 from worker.contract.errors import ConfigError, ExitCode, UsageError
 from worker.contract.formats import decode
 from worker.contract.layout import RunLayout, partition_index_of
@@ -62,9 +62,9 @@ def run_on_batch(request: SplitRequest, flags: BatchFlags, output: Output) -> in
 
 
 def _dry_run(request: SplitRequest, flags: BatchFlags, output: Output) -> int:
-    """Print the SubmitJob requests. Asks AWS what it can, reads no input and writes nothing."""
+    """Print the SubmitJob requests. Asks AWS what it can, lists the inputs without reading them, and writes nothing."""
     store, layout = open_store(request.run_uri), RunLayout(request.run_uri)
-    plan = _read_plan(store, layout)
+    plan = existing_plan(request)
     if plan is None:
         output.note(
             "the run is not planned yet: the job's name ends differently once it is, and there are fewer "
@@ -223,13 +223,6 @@ def _local_rules(job_definition: str | None, output: Output) -> RetryRules:
         return DEFAULT_RETRY_RULES
     except (OSError, ValueError) as error:
         raise ConfigError(f"read job definition {job_definition}: {error}") from error
-
-
-def _read_plan(store: Store, layout: RunLayout) -> Plan | None:
-    try:
-        return decode(store.read(layout.plan), Plan, layout.plan)
-    except NotFoundError:
-        return None
 
 
 def _split(request: SplitRequest, output: Output) -> SplitResult:

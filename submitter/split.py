@@ -11,6 +11,7 @@ import re
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, BinaryIO, Literal
 
 from submitter.fingerprint import check_same_run, fingerprint_of
@@ -20,7 +21,7 @@ from worker.contract.formats import checksum_of, decode, encode, utc_now
 from worker.contract.layout import MAX_PARTITION_COUNT, RunLayout, normalize_uri
 from worker.contract.plan import Compression, InputObject, Partition, Plan, Shape
 from worker.contract.sampling import RESERVED_ANSWER_KEYS, SAMPLING_FIELDS, nearest
-from worker.contract.store import NotFoundError, open_store
+from worker.contract.store import NotFoundError, Store, open_store
 
 _RUN_NAME_LENGTH = 40
 
@@ -125,15 +126,7 @@ def split_run(
     with open_inputs(request.inputs, layout.run_uri, stdin) as (inputs, notes):
         planned_inputs = [one.planned for one in inputs]
         fingerprint = fingerprint_of(request, planned_inputs)
-
-        def same_plan() -> Plan | None:
-            try:
-                plan = decode(store.read(layout.plan), Plan, layout.plan)
-            except NotFoundError:
-                return None
-            check_same_run(plan, layout.plan, fingerprint, request, planned_inputs)
-            return plan
-
+        same_plan = partial(_same_plan, store, layout, request, planned_inputs)
         if plan := same_plan():
             return SplitResult(plan=plan, created=False, notes=tuple(notes))
         sizes, total_bytes = tuning or SplitTuning(), sum(one.stored.size_bytes for one in inputs)
@@ -157,6 +150,31 @@ def split_run(
         if not created:
             plan = same_plan() or plan
         return SplitResult(plan=plan, created=created, notes=(*notes, *passed.notes))
+
+
+def existing_plan(request: SplitRequest) -> Plan | None:
+    """The plan that is there already, if any. Lists the inputs, and reads none but standard input.
+
+    Raises:
+        InputError: there are no such inputs.
+        PlanExistsError: it is of another run. Says what differs.
+    """
+    from submitter.inputs import open_inputs  # noqa: PLC0415
+
+    layout = RunLayout(normalize_uri(request.run_uri))
+    with open_inputs(request.inputs, layout.run_uri, None) as (inputs, _):
+        return _same_plan(open_store(layout.run_uri), layout, request, [one.planned for one in inputs])
+
+
+def _same_plan(
+    store: Store, layout: RunLayout, request: SplitRequest, planned_inputs: Sequence[InputObject]
+) -> Plan | None:
+    try:
+        plan = decode(store.read(layout.plan), Plan, layout.plan)
+    except NotFoundError:
+        return None
+    check_same_run(plan, layout.plan, fingerprint_of(request, planned_inputs), request, planned_inputs)
+    return plan
 
 
 def preview_plan(request: SplitRequest) -> Plan:

@@ -178,6 +178,9 @@ def test_a_dry_run_prints_the_exact_requests_and_changes_nothing(
         report = ParamValidator().validate(request, model.shape_for("SubmitJobRequest"))
         assert not report.has_errors(), report.generate_report()
 
+    other = submit(*command, "--model", "other", "--dry-run")
+    assert (other.exit_code, other.stdout) == (73, "")
+
     submit(*command)
     assert [job["request"] for job in setting.fake.jobs] == shown
 
