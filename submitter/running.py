@@ -25,7 +25,7 @@ from worker.contract.formats import decode
 from worker.contract.layout import RunLayout, partition_index_of
 from worker.contract.manifest import Manifest, Tokens
 from worker.contract.plan import Plan
-from worker.contract.store import NotFoundError, Store, open_store
+from worker.contract.store import NotFoundError, open_store
 from worker.contract.submission import Submission, ranges_of
 
 if TYPE_CHECKING:
