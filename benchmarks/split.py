@@ -127,7 +127,7 @@ def measure(folder: Path, line_bytes: int, options: argparse.Namespace) -> list[
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--megabytes", type=int, default=512, help="size of the input (default: 512)")
+    parser.add_argument("--megabytes", type=int, default=1024, help="size of the input (default: 1024)")
     parser.add_argument("--partitions", type=int, default=100, help="(default: 100)")
     parser.add_argument("--rounds", type=int, default=5, help="(default: 5)")
     parser.add_argument("--folder", help="where files are read and written (default: the temporary folder)")

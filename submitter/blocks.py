@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 from submitter.lines import BOM
@@ -133,16 +135,16 @@ class BlockTable:
 
     def some_entries(self, start: int, end: int) -> Iterable[Entry]:
         """Some of them, compact and fit to be sent to another process."""
+        return _Entries(self._input_indices[start:end], Counts(*(column[start:end] for column in self._columns())))
+
+    def index(self) -> EntryIndex:
+        """For looking entries up. What is added later is not in it."""
+        sums = Counts(*(array("Q", accumulate(column)) for column in self._columns()))
+        return EntryIndex(self._input_indices, self._counts, sums)
+
+    def _columns(self) -> Iterator[array[int]]:
         counts = self._counts
-        return _Entries(
-            self._input_indices[start:end],
-            Counts(
-                counts.size_bytes[start:end],
-                counts.line_count[start:end],
-                counts.record_count[start:end],
-                counts.weight[start:end],
-            ),
-        )
+        return iter((counts.size_bytes, counts.line_count, counts.record_count, counts.weight))
 
     def end(self) -> Position:
         facts = self.inputs[-1]
@@ -174,6 +176,53 @@ class BlockTable:
             self._append(entry)
         # Inputs are never added up with one another, so there may be nothing left to save.
         self._entry_limit = max(self._entry_limit, 2 * len(self))
+
+
+class EntryIndex:
+    """Entries by what comes before them."""
+
+    def __init__(self, input_indices: array[int], counts: Counts, sums: Counts) -> None:
+        self._input_indices = input_indices
+        self._counts = counts
+        self._sums = sums
+        """Up to and with each entry, over all inputs."""
+
+    def reaching(self, weight: int) -> int:
+        """The first entry that ends beyond a weight."""
+        return bisect_right(self._sums.weight, weight)
+
+    def holding(self, record: int) -> int:
+        """The entry a record is in."""
+        return bisect_right(self._sums.record_count, record)
+
+    def behind(self, index: int) -> int:
+        """The next entry with records, or as many as there are."""
+        return bisect_right(self._sums.record_count, self._sums.record_count[index])
+
+    def entry(self, index: int) -> Entry:
+        counts = self._counts
+        return Entry(
+            self._input_indices[index],
+            counts.size_bytes[index],
+            counts.line_count[index],
+            counts.record_count[index],
+            counts.weight[index],
+        )
+
+    def start_of(self, index: int) -> Position:
+        input_index, sums = self._input_indices[index], self._sums
+        first = bisect_left(self._input_indices, input_index)
+        return Position(
+            input_index,
+            _before(sums.line_count, index) - _before(sums.line_count, first),
+            _before(sums.size_bytes, index) - _before(sums.size_bytes, first),
+            _before(sums.record_count, index),
+            _before(sums.weight, index),
+        )
+
+
+def _before(sums: array[int], index: int) -> int:
+    return sums[index - 1] if index else 0
 
 
 def stretches(inputs: Sequence[InputFacts], start: Position, end: Position) -> Iterator[Stretch]:

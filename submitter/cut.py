@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
+from itertools import groupby
 
-from submitter.blocks import START, BlockTable, Entry, Position
+from submitter.blocks import START, BlockTable, Entry, EntryIndex, InputFacts, Position
 from submitter.reading import ByteRange, changed, fetch, fetch_range
 from submitter.scan import weigh_line
 from submitter.weight import Weigher
@@ -30,9 +31,9 @@ class CutRule:
     partition_count: int
     """At most `record_count`."""
 
-    def reaches(self, boundary: int, weight: int) -> bool:
-        """Whether a boundary's share of the whole lies before this weight."""
-        return self.weight * boundary < weight * self.partition_count
+    def share(self, boundary: int) -> int:
+        """How much weight is due before a boundary, rounded down."""
+        return self.weight * boundary // self.partition_count
 
     def is_before(self, boundary: int, record_start: int, record_end: int) -> bool:
         """Whether the middle of a record, from one weight to another, lies at a boundary's share or beyond."""
@@ -80,9 +81,7 @@ class Cutter:
         return (
             entry.record_count > 0
             and boundary < rule.partition_count
-            and (
-                rule.reaches(boundary, self.position.weight) or rule.last_record(boundary) < self.position.record_count
-            )
+            and (self.position.weight > rule.share(boundary) or rule.last_record(boundary) < self.position.record_count)
         )
 
     def _look(self, start: Position, content: bytes) -> Iterator[Position]:
@@ -114,40 +113,47 @@ def find_boundaries(
 ) -> Iterator[Position]:
     """All boundaries, in inputs none of which is compressed: blocks that matter are read by range."""
     cutter = Cutter(rule, weigher, lambda index: stored[index].uri)
-    ahead = _Ahead(table, stored, rule)
-    for index, entry in enumerate(table.entries()):
-        yield from cutter.feed(entry, partial(ahead.content, index, cutter.position, entry))
+    index = table.index()
+    ahead = _Ahead(index, table.inputs, stored, rule)
+    number = 0
+    while (boundary := cutter.next_boundary) < rule.partition_count:
+        # The entries between hold no boundary.
+        number = max(number, min(index.reaching(rule.share(boundary)), index.holding(rule.last_record(boundary))))
+        cutter.position = index.start_of(number)
+        yield from cutter.feed(index.entry(number), partial(ahead.content, number))
+        number += 1
 
 
 class _Ahead:
     """Fetches the blocks in which boundaries are due before they are asked for."""
 
-    def __init__(self, table: BlockTable, stored: Sequence[ObjectInfo], rule: CutRule) -> None:
-        self._table = table
+    def __init__(
+        self, index: EntryIndex, inputs: Sequence[InputFacts], stored: Sequence[ObjectInfo], rule: CutRule
+    ) -> None:
+        self._index = index
+        self._inputs = inputs
         self._stored = stored
         self._rule = rule
-        self._indices = (index for index, _ in self._due())
-        self._contents = fetch((wanted for _, wanted in self._due()), _AHEAD_COUNT)
-        self._next_index = next(self._indices, None)
+        self._numbers = self._due()
+        self._contents = fetch(map(self._range_of, self._due()), _AHEAD_COUNT)
+        self._next_number = next(self._numbers, None)
 
-    def content(self, index: int, before: Position, entry: Entry) -> bytes:
-        while self._next_index is not None and self._next_index <= index:
-            found_index, content = self._next_index, next(self._contents)
-            self._next_index = next(self._indices, None)
-            if found_index == index:
+    def content(self, number: int) -> bytes:
+        """Of an entry. Numbers go up."""
+        while self._next_number is not None and self._next_number <= number:
+            found_number, content = self._next_number, next(self._contents)
+            self._next_number = next(self._numbers, None)
+            if found_number == number:
                 return content
         # A boundary that was moved, or a record whose middle lies in the next block.
-        return fetch_range(self._range_of(before, entry))
+        return fetch_range(self._range_of(number))
 
-    def _due(self) -> Iterator[tuple[int, ByteRange]]:
-        position, boundary = START, 1
-        for index, entry in enumerate(self._table.entries()):
-            before, position = position, position.after(entry)
-            if boundary < self._rule.partition_count and self._rule.reaches(boundary, position.weight):
-                yield index, self._range_of(before, entry)
-                while self._rule.reaches(boundary, position.weight):
-                    boundary += 1
+    def _due(self) -> Iterator[int]:
+        boundaries = range(1, self._rule.partition_count)
+        numbers = (self._index.reaching(self._rule.share(boundary)) for boundary in boundaries)
+        return (number for number, _ in groupby(numbers))
 
-    def _range_of(self, before: Position, entry: Entry) -> ByteRange:
-        start = before.entering(entry.input_index).offset + self._table.inputs[entry.input_index].content_start
+    def _range_of(self, number: int) -> ByteRange:
+        entry, position = self._index.entry(number), self._index.start_of(number)
+        start = self._inputs[entry.input_index].content_start + position.offset
         return ByteRange(self._stored[entry.input_index], start, start + entry.size_bytes)

@@ -96,6 +96,6 @@ def _inputs_that_differ(planned: Sequence[InputObject], asked: Sequence[InputObj
     ):
         if uris:
             more = ", …" if len(uris) > _SHOWN_INPUT_COUNT else ""
-            yield f"{len(uris):,} inputs {what}: {', '.join(uris[:_SHOWN_INPUT_COUNT])}{more}"
+            yield f"inputs {what} ({len(uris):,}): {', '.join(uris[:_SHOWN_INPUT_COUNT])}{more}"
     if before == now and list(before) != list(now):
         yield "the order of the inputs"

@@ -98,7 +98,7 @@ def _name_once(named_by: dict[str, str], identity: str, uri: str, argument: str)
 def _notes(left_out: Sequence[str]) -> list[str]:
     if not left_out:
         return []
-    return [f"left out {len(left_out):,} files whose names or folders begin with '_' or '.', such as {left_out[0]}"]
+    return [f"left out, since they or their folders begin with '_' or '.': {len(left_out):,}, such as {left_out[0]}"]
 
 
 def _expand(argument: str, run_identity: str) -> _Found:

@@ -50,7 +50,7 @@ def run_passes(
     with meter.phase("scan"):
         scan = scan_inputs(inputs, settings, processes)
     if not keeps_invalid:
-        refuse_invalid(scan.invalid, scan.invalid_count, f"of {scan.table.record_count:,} records")
+        refuse_invalid(scan.invalid, scan.invalid_count, f"{scan.table.record_count:,}")
     if not scan.table.record_count:
         raise no_records()
     before_writing()
@@ -112,6 +112,6 @@ def _notes(request: SplitRequest, scan: Scan, partition_count: int) -> Iterator[
     if scan.invalid_count:
         name, first = scan.invalid[0]
         yield (
-            f"{scan.invalid_count:,} invalid records are kept, and become error lines; the first is at "
+            f"invalid records kept, to become error lines: {scan.invalid_count:,}; the first is at "
             f"{name}:{first.line}: {first.problem}"
         )

@@ -52,7 +52,7 @@ def find_shape(inputs: Sequence[Input], line_limit_bytes: int, *, keeps_invalid:
     if not record_count:
         raise no_records()
     if not keeps_invalid:
-        refuse_invalid(invalid[:SHOWN_INVALID_COUNT], len(invalid), f"of the first {record_count:,} records")
+        refuse_invalid(invalid[:SHOWN_INVALID_COUNT], len(invalid), f"the first {record_count:,}")
     raise InputError(
         f"split inputs: none of the first {record_count:,} records has a known shape (expected `custom_id`, `url` and "
         "`body`, as in OpenAI's batch files, or `messages` or `prompt`)",

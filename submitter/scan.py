@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import codecs
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
 
@@ -20,6 +20,7 @@ from submitter.weight import OUTPUT_TOKEN_WEIGHT, Weigher
 SHOWN_INVALID_COUNT = 10
 
 _DECODED_AT_ONCE_BYTES = 1 << 20
+_SAMPLED_LINES = 8
 _validate = msgspec.json.Decoder(msgspec.Raw).decode
 
 
@@ -73,7 +74,7 @@ class LineScanner:
 
     def _weight_if_all_valid(self, block: bytes, lines: list[bytes]) -> int:
         if not block.isascii():
-            _check_utf8_of_all(lines)
+            _check_utf8_of_all(block, lines)
         tokens = self._weigher.output_tokens(lines)
         return len(block) + (not self.ends_with_newline) + tokens * OUTPUT_TOKEN_WEIGHT
 
@@ -105,8 +106,12 @@ def weigh_line(line: bytes, weigher: Weigher) -> tuple[int, str | None]:
         return size_bytes, _problem(line, error)
 
 
-def _check_utf8_of_all(lines: Iterable[bytes]) -> None:
-    # A call for each line would cost as much as decoding those few that need it.
+def _check_utf8_of_all(block: bytes, lines: Sequence[bytes]) -> None:
+    sample = lines[:_SAMPLED_LINES]
+    if len(block) <= _DECODED_AT_ONCE_BYTES and sum(map(bytes.isascii, sample)) * 2 < len(sample):
+        block.decode()
+        return
+    # Decoding takes longer than finding the few lines that need it.
     for line in lines:
         if not line.isascii():
             _check_utf8(line)

@@ -115,7 +115,7 @@ def refuse_invalid(invalid: Sequence[tuple[str, InvalidLine]], invalid_count: in
         shown = "".join(f"\n  {name}:{found.line}: {found.problem}" for name, found in invalid)
         more = f"\n  and {invalid_count - len(invalid):,} more" if invalid_count > len(invalid) else ""
         raise InvalidInputError(
-            f"split inputs: {invalid_count:,} {among} are invalid (expected JSON objects){shown}{more}",
+            f"split inputs: invalid records: {invalid_count:,} of {among} (expected JSON objects){shown}{more}",
             hint="mend them, or give --on-invalid keep to have them as error lines in the outputs",
         )
 

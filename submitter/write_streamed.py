@@ -104,39 +104,16 @@ def _shares(table: BlockTable, rule: CutRule, process_count: int) -> Iterator[_S
     count = min(process_count, rule.partition_count, sum(facts.line_count > 0 for facts in table.inputs))
     if table.heaviest_block * rule.partition_count * 2 >= rule.weight:
         count = 1
+    index = table.index()
     firsts = [rule.partition_count * number // count for number in range(count)]
-    places = [_Place(0, START, 0), *_places_of(table, rule, firsts[1:]), _Place(len(table), START, len(table))]
-    for first, end, place, next_place in zip(
-        firsts, [*firsts[1:], rule.partition_count], places, places[1:], strict=False
-    ):
-        yield _Share(first, end, place.start, table.some_entries(place.index, next_place.end_index))
-
-
-@dataclass(slots=True)
-class _Place:
-    """Where a boundary lies."""
-
-    index: int
-    """Of the entry that its share of the weight ends in."""
-    start: Position
-    """Of that entry."""
-    end_index: int
-    """Behind the next entry with records: the boundary may stand before the first of these."""
-
-
-def _places_of(table: BlockTable, rule: CutRule, boundaries: Sequence[int]) -> list[_Place]:
-    found: list[_Place] = []
-    position = START
-    for index, entry in enumerate(table.entries()):
-        before, position = position, position.after(entry)
-        if entry.record_count:
-            for place in found:
-                place.end_index = place.end_index or index + 1
-        while len(found) < len(boundaries) and rule.reaches(boundaries[len(found)], position.weight):
-            found.append(_Place(index, before, 0))
-    for place in found:
-        place.end_index = place.end_index or len(table)
-    return found
+    # Where each share's first boundary lies: in this entry, or before the first record behind it.
+    numbers = [0, *(index.reaching(rule.share(first)) for first in firsts[1:])]
+    for place, first in enumerate(firsts):
+        is_last = place == count - 1
+        end = rule.partition_count if is_last else firsts[place + 1]
+        end_number = len(table) if is_last else min(index.behind(numbers[place + 1]) + 1, len(table))
+        start = index.start_of(numbers[place])
+        yield _Share(first, end, start, table.some_entries(numbers[place], end_number))
 
 
 def _stream(task: _StreamTask, report: Report) -> _Streamed:

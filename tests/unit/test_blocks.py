@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from itertools import accumulate
 
 import pytest
 from hypothesis import given
@@ -74,6 +75,24 @@ def test_some_entries_are_a_slice_of_all() -> None:
     table = table_of([[(64, 1, 1, n) for n in range(10)]], 1_000)
 
     assert list(table.some_entries(3, 6)) == [Entry(0, 64, 1, 1, n) for n in (3, 4, 5)]
+
+
+@given(blocks_of_inputs.filter(any), st.sampled_from([4, 1_000]), st.integers(0, 20_000))
+def test_entries_are_found_by_what_comes_before_them(
+    inputs: list[list[tuple[int, int, int, int]]], entry_limit: int, wanted: int
+) -> None:
+    table = table_of(inputs, entry_limit)
+    index, entries = table.index(), list(table.entries())
+    starts = list(accumulate(entries, Position.after, initial=START))
+    ends = starts[1:]
+
+    for number, entry in enumerate(entries):
+        assert index.entry(number) == entry
+        assert index.start_of(number) == starts[number].entering(entry.input_index)
+        later = [n for n in range(number + 1, len(entries)) if entries[n].record_count]
+        assert index.behind(number) == (later[0] if later else len(entries))
+    assert index.reaching(wanted) == next((n for n, end in enumerate(ends) if end.weight > wanted), len(entries))
+    assert index.holding(wanted) == next((n for n, end in enumerate(ends) if end.record_count > wanted), len(entries))
 
 
 @pytest.fixture

@@ -68,7 +68,7 @@ def test_marker_and_hidden_files_are_left_out_and_said_so(folder: Path) -> None:
         assert [one.name for one in inputs] == [str(folder / "in/a")]
 
     assert len(notes) == 1
-    assert notes[0].startswith("left out 4 files whose names or folders begin with '_' or '.', such as ")
+    assert notes[0].startswith("left out, since they or their folders begin with '_' or '.': 4, such as ")
 
 
 def test_a_file_or_folder_that_is_named_is_not_left_out(folder: Path) -> None:
