@@ -9,7 +9,7 @@ from submitter.cut import CutRule, find_boundaries
 from submitter.inputs import Input
 from submitter.meter import Meter
 from submitter.partition_writer import Target, Written
-from submitter.peek import find_shape, no_records
+from submitter.peek import find_shape, first_plain_records_notes, no_records
 from submitter.processes import Processes
 from submitter.reading import changed
 from submitter.scan_inputs import Scan, ScanSettings, refuse_invalid, scan_inputs
@@ -40,6 +40,9 @@ def run_passes(
     total_bytes = sum(one.stored.size_bytes for one in inputs)
     keeps_invalid = request.on_invalid == "keep"
     shape = request.shape or find_shape(inputs, tuning.line_limit_bytes, keeps_invalid=keeps_invalid)
+    looks_wrong = (
+        first_plain_records_notes(inputs, request.answer_key, tuning.line_limit_bytes) if shape == "plain" else ()
+    )
     settings = ScanSettings(
         shape,
         request.sampling,
@@ -60,7 +63,7 @@ def run_passes(
         positions, written = _write(inputs, scan.table, target, settings, processes)
     pairs = zip(positions[:-1], positions[1:], written, strict=True)
     partitions = tuple(_partition(inputs, scan.table, start, end, what) for start, end, what in pairs)
-    return Passed(shape, partitions, scan.invalid_count, tuple(_notes(request, scan, partition_count)))
+    return Passed(shape, partitions, scan.invalid_count, (*looks_wrong, *_notes(request, scan, partition_count)))
 
 
 def _write(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
@@ -17,10 +18,12 @@ from submitter.weight import Weigher
 from worker.contract.compression import compression_of
 from worker.contract.errors import InputError
 from worker.contract.plan import Shape
+from worker.contract.sampling import SAMPLING_FIELDS
 from worker.contract.shape import detect_shape
 
 PEEKED_RECORD_COUNT = 1_000
 _PEEK_BYTES = 256 << 10
+_MISSPELT_LIKENESS = 0.85
 # Names alone: a line's values may take four times its size.
 _decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
@@ -58,6 +61,34 @@ def find_shape(inputs: Sequence[Input], line_limit_bytes: int, *, keeps_invalid:
         "`body`, as in OpenAI's batch files, or `messages` or `prompt`)",
         hint="--shape openai or --shape plain names the shape; records of another become error lines",
     )
+
+
+def first_plain_records_notes(inputs: Sequence[Input], answer_key: str, line_limit_bytes: int) -> list[str]:
+    """What looks like a mistake in the first records: a plain record's unknown fields are its owner's, so no error.
+
+    Raises:
+        InputError: one has the field that answers go into: every such record would become an error line.
+    """
+    unknown: dict[str, str] = {}
+    for name, number, line in islice(_records(inputs, line_limit_bytes), PEEKED_RECORD_COUNT):
+        fields = _field_names(line)
+        if answer_key in fields:
+            raise InputError(
+                f"split inputs: the record at {name}:{number} has a field {answer_key!r}, where its answer goes",
+                hint="--answer-key names another field for answers",
+            )
+        for field in fields - SAMPLING_FIELDS:
+            close = difflib.get_close_matches(field, SAMPLING_FIELDS, n=1, cutoff=_MISSPELT_LIKENESS)
+            if close and field not in unknown:
+                unknown[field] = f"{field!r} is no parameter and comes back as it is: did you mean {close[0]!r}?"
+    return list(unknown.values())
+
+
+def _field_names(line: bytes) -> frozenset[str]:
+    try:
+        return frozenset(_decode_fields(line))
+    except (msgspec.MsgspecError, RecursionError):
+        return frozenset()
 
 
 def no_records() -> EmptyInputError:

@@ -225,6 +225,28 @@ def test_bad_lines_are_listed_and_nothing_is_submitted(submit: Submit, tmp_path:
     assert not (tmp_path / "r").exists()
 
 
+def test_a_misspelt_parameter_of_a_plain_record_is_noted(submit: Submit, tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_bytes(b'{"prompt": "a", "temperture": 0, "title": "t"}\n' * 3)
+
+    done = submit("split", "in.jsonl", "--run", "r", "--partitions", "2", "--model", "m", "--json")
+
+    assert done.exit_code == 0
+    (note,) = done.document["notes"]
+    assert "'temperture' is no parameter" in note
+    assert "'temperature'" in note
+
+
+def test_a_field_that_answers_would_go_into_is_refused_before_any_engine_runs(submit: Submit, tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_bytes(b'{"prompt": "a"}\n{"prompt": "b", "response": "old"}\n')
+    command = ("split", "in.jsonl", "--run", "r", "--partitions", "2", "--model", "m")
+
+    done = submit(*command)
+
+    assert done.exit_code == 65
+    assert "in.jsonl:2 has a field 'response'" in done.stderr
+    assert submit(*command, "--answer-key", "new_response").exit_code == 0
+
+
 def test_standard_input_is_an_input(submit: Submit, tmp_path: Path) -> None:
     done = submit("split", "-", "--run", "r", "--partitions", "3", "--model", "m", stdin=LINES)
 
