@@ -22,7 +22,7 @@ from submitter.options import (
 from submitter.output import Output, reported_errors
 from submitter.split import SplitRequest
 from worker.contract.command_line import DefaultGroup
-from worker.contract.errors import ExitCode, UsageError
+from worker.contract.errors import ExitCode, InterruptedRunError, UsageError
 
 
 @click.group(cls=DefaultGroup, context_settings={"help_option_names": ["--help"], "max_content_width": 110})
@@ -90,9 +90,27 @@ def register(*, file: str, as_json: bool, region: str | None, **values: Any) -> 
     return ExitCode.OK
 
 
+_AGAIN = "the same command again goes on from here"
+
+
+def _raise_interrupted(number: int, _frame: object) -> None:
+    raise InterruptedRunError(f"run command: stopped by {signal.Signals(number).name}", hint=_AGAIN)
+
+
+def _check_arguments(arguments: list[str]) -> None:
+    for argument in arguments:
+        try:
+            argument.encode()
+        except UnicodeEncodeError as error:
+            raise UsageError(f"read command line: {argument!r} is not UTF-8") from error
+
+
 def main() -> None:
     """Run the command line and leave with its exit code."""
     with reported_errors(as_json="--json" in sys.argv):
+        # Raised rather than fatal, so that what is half done is cleared away.
+        signal.signal(signal.SIGTERM, _raise_interrupted)
+        _check_arguments(sys.argv)
         try:
             answered = cli.main(prog_name="submit", standalone_mode=False)
         except click.UsageError as error:
@@ -100,6 +118,6 @@ def main() -> None:
             raise UsageError(error.format_message(), hint=f"see {help_of} --help") from error
         except click.ClickException as error:
             raise UsageError(error.format_message()) from error
-        except (click.Abort, KeyboardInterrupt):
-            sys.exit(128 + signal.SIGINT)
+        except (click.Abort, KeyboardInterrupt) as error:
+            raise InterruptedRunError("run command: stopped by SIGINT", hint=_AGAIN) from error
     sys.exit(answered)

@@ -72,10 +72,7 @@ def config_option(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def _load_file(ctx: click.Context, _param: click.Parameter, path: str | None) -> None:
     settings = read_file(path, _known_options())
-    values = settings.values
-    if isinstance(values.get("inputs"), str):
-        values = values | {"inputs": [values["inputs"]]}
-    ctx.default_map = values
+    ctx.default_map = settings.values
     ctx.obj = settings
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import click
 import orjson
 
-from worker.contract.errors import ArrayError, ExitCode
+from worker.contract.errors import ArrayError, ExitCode, StorageError
 
 
 @contextmanager
@@ -29,6 +29,10 @@ def reported_errors(*, as_json: bool) -> Iterator[None]:
             hint = f"\n  hint: {error.hint}" if error.hint else ""
             click.echo(f"error: {error.message}{hint}", err=True)
         raise SystemExit(int(error.exit_code)) from error
+    except OSError as error:
+        # Whatever is not storage's own: a full disk under a log, a folder that vanished.
+        with reported_errors(as_json=as_json):
+            raise StorageError(f"use {error.filename or 'a file'}: {error.strerror or error}") from error
     except Exception as error:
         # A bug of ours: the traceback is for whoever mends it.
         traceback.print_exc()

@@ -22,7 +22,7 @@ from submitter.progress import LocalProgress, progress_bar
 from submitter.split import SplitProgress, SplitRequest, SplitResult, existing_plan, preview_plan, split_run
 from worker.contract.errors import ConfigError, ExitCode, UsageError
 from worker.contract.formats import decode
-from worker.contract.layout import RunLayout, partition_index_of
+from worker.contract.layout import RunLayout
 from worker.contract.manifest import Manifest, Tokens
 from worker.contract.plan import Plan
 from worker.contract.store import NotFoundError, open_store
@@ -118,8 +118,8 @@ class _LocalRun:
 
     def finish(self, parallel: int, rules: RetryRules) -> list[ChildEnd]:
         """Run the partitions that have no output yet; gives those that failed."""
-        # A worker that finds an output without its manifest rebuilds that, and starts no engine for it.
-        done = self._indices_in(self._layout.outputs) & self._indices_in(self._layout.manifests)
+        done = {index for index in self._committed_indices() if self._manifest(index)}
+        # A worker that finds an output without its manifest, or another plan's, sees to it without starting an engine.
         remaining = [index for index in range(len(self._plan.partitions)) if index not in done]
         if not remaining:
             self._output.note("every partition has its output already: nothing to run")
@@ -139,7 +139,7 @@ class _LocalRun:
         return [end for end in ends if end.exit_code]
 
     def summary(self, failed: list[ChildEnd], elapsed_s: float) -> tuple[dict[str, Any], list[str]]:
-        done = sorted(self._indices_in(self._layout.outputs))
+        done = sorted(self._committed_indices())
         manifests = [found for index in done if (found := self._manifest(index))]
         tokens = sum((manifest.tokens for manifest in manifests), Tokens())
         ok_count = sum(manifest.ok_count for manifest in manifests)
@@ -180,16 +180,23 @@ class _LocalRun:
         ]
         return document, lines
 
-    def _indices_in(self, folder_uri: str) -> set[int]:
-        names = (entry.uri.rpartition("/")[2] for entry in self._store.list(f"{folder_uri}/"))
-        return {index for name in names if (index := partition_index_of(name)) is not None}
+    def _committed_indices(self) -> set[int]:
+        there = {entry.uri for entry in self._store.list(f"{self._layout.outputs}/")}
+        partition_count, compression = len(self._plan.partitions), self._plan.compression
+        return {
+            index
+            for index in range(partition_count)
+            if self._layout.output(index, partition_count, compression) in there
+        }
 
     def _manifest(self, index: int) -> Manifest | None:
+        """The manifest of a partition, if it has one that is of this plan."""
         uri = self._layout.manifest(index, len(self._plan.partitions))
         try:
-            return decode(self._store.read(uri), Manifest, uri)
+            manifest = decode(self._store.read(uri), Manifest, uri)
         except NotFoundError:
             return None
+        return manifest if manifest.fingerprint == self._plan.fingerprint else None
 
     def _new_submission(self, indices: list[int]) -> Submission:
         records = Records(store=self._store, layout=self._layout, patience=Patience())
@@ -217,7 +224,10 @@ def _local_rules(job_definition: str | None, output: Output) -> RetryRules:
     if job_definition is None:
         return DEFAULT_RETRY_RULES
     try:
-        return retry_rules(json.loads(Path(job_definition).read_text(encoding="utf-8")))
+        definition = json.loads(Path(job_definition).read_text(encoding="utf-8"))
+        if not isinstance(definition, dict) or not isinstance(definition.get("retryStrategy", {}), dict):
+            raise ConfigError(f"read job definition {job_definition}: it is none (expected an object, as AWS takes it)")
+        return retry_rules(definition)
     except FileNotFoundError:
         output.note(f"--job-definition {job_definition} is no file: this project's own retry rules hold here")
         return DEFAULT_RETRY_RULES

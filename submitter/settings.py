@@ -45,7 +45,7 @@ def read_file(path: str | None, known_options: Iterable[str]) -> FileSettings:
             raise UsageError(f"read settings {found}: there is no such file")
         return FileSettings({}, {}, None)
     try:
-        content = tomllib.loads(found.read_text(encoding="utf-8"))
+        content = tomllib.loads(found.read_text(encoding="utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"read settings {found}: {error}") from error
     values: dict[str, Any] = {}
@@ -56,7 +56,7 @@ def read_file(path: str | None, known_options: Iterable[str]) -> FileSettings:
         if name in TABLES:
             tables[name] = _table(found, name, value)
         elif name in known:
-            values[name.replace("-", "_")] = value
+            values[name.replace("-", "_")] = _checked(found, name, value)
         else:
             raise UsageError(
                 f"read settings {found}: unknown setting {key!r}", hint=_did_you_mean(name, [*known, *TABLES])
@@ -81,6 +81,20 @@ def _did_you_mean(name: str, known: Iterable[str]) -> str | None:
 
 def _singular(name: str) -> str:
     return {"engine-args": "engine-arg", "tags": "tag"}.get(name, name)
+
+
+def _checked(path: Path, name: str, value: Any) -> Any:
+    """A value that an option can take: TOML has more types than a command line."""
+    if name == "inputs":
+        listed = value if isinstance(value, list) else [value]
+        if all(isinstance(item, str) for item in listed):
+            return listed
+        raise UsageError(f"read settings {path}: inputs is {value!r} (expected a text, or a list of them)")
+    expected: type | tuple[type, ...] = bool if name == "local" else (str, int)
+    if not isinstance(value, expected) or (isinstance(value, bool) and name != "local"):
+        words = "true or false" if name == "local" else "a text or a whole number"
+        raise UsageError(f"read settings {path}: {name} is {value!r} (expected {words})")
+    return value
 
 
 def _table(path: Path, name: str, value: Any) -> dict[str, Any]:

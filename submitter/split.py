@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, Literal
 
 from submitter.fingerprint import check_same_run, fingerprint_of
 from submitter.split_tuning import SplitTuning
-from worker.contract.errors import UsageError
+from worker.contract.errors import PlanExistsError, UsageError
 from worker.contract.formats import checksum_of, decode, encode, utc_now
 from worker.contract.layout import MAX_PARTITION_COUNT, RunLayout, normalize_uri
 from worker.contract.plan import Compression, InputObject, Partition, Plan, Shape
@@ -129,6 +129,11 @@ def split_run(
         same_plan = partial(_same_plan, store, layout, request, planned_inputs)
         if plan := same_plan():
             return SplitResult(plan=plan, created=False, notes=tuple(notes))
+        if next(iter(store.list(f"{layout.outputs}/")), None):
+            raise PlanExistsError(
+                f"plan run {layout.run_uri}: it has outputs, but no plan (expected neither)",
+                hint="they would be taken for this run's: choose another --run, or remove what is left of the old one",
+            )
         sizes, total_bytes = tuning or SplitTuning(), sum(one.stored.size_bytes for one in inputs)
         meter = Meter(progress, total_bytes)
         with Processes(_process_count(request, sizes, total_bytes), meter) as processes:

@@ -65,6 +65,7 @@ def _manifest(job: Job, tally: Tally, output: Output) -> Manifest:
     batch = job.settings.job
     return Manifest(
         run_id=job.plan.run_id,
+        fingerprint=job.plan.fingerprint,
         partition_index=job.partition_index,
         partition_count=len(job.plan.partitions),
         output_uri=job.output_uri,

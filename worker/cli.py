@@ -15,7 +15,7 @@ from worker.run import report_failure, run_worker
 from worker.settings import read_settings
 
 
-@click.group(cls=DefaultGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=DefaultGroup, no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="llm-array", message="llm-array %(version)s")
 def cli() -> None:
     """Work on partitions of an offline inference run. `worker RUN` is short for `worker run RUN`."""

@@ -60,6 +60,8 @@ def engine_count_for(asked: int | None, gpu_count: int, per_engine: int) -> int:
     Raises:
         ConfigError: there are not enough GPUs.
     """
+    if asked is not None and asked < 1:
+        raise ConfigError(f"place engines: {asked} are asked for (expected at least 1)")
     if gpu_count == 0:
         return asked or 1
     count = asked or gpu_count // per_engine

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -314,3 +316,51 @@ def test_a_job_definition_is_registered_only_when_it_changed(
         ("already_registered", 1),
         ("registered", 2),
     ]
+
+
+def test_outputs_without_a_plan_are_not_taken_for_the_new_runs(submit: Submit, tmp_path: Path) -> None:
+    (tmp_path / "r/outputs").mkdir(parents=True)
+    (tmp_path / "r/outputs/part-00000-of-00002.jsonl").write_bytes(LINES)
+
+    done = submit("split", "in.jsonl", "--run", "r", "--partitions", "2", "--model", "m")
+
+    assert done.exit_code == 73
+    assert "it has outputs, but no plan" in done.stderr
+
+
+def test_a_closed_standard_input_is_wrong_usage(tmp_path: Path) -> None:
+    command = f"{SUBMIT} split - --run r --model m --partitions 2 <&-"
+
+    done = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    assert (done.returncode, done.stderr) == (2, "error: read standard input: it is closed\n")
+
+
+def test_an_argument_that_is_not_utf_8_is_wrong_usage(submit: Submit) -> None:
+    done = submit("split", "in.jsonl", "--run", "r", "--model", "\udcff", "--partitions", "2", "--json")
+
+    assert done.exit_code == 2
+    assert "is not UTF-8" in done.error["message"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_split_with_75_and_leaves_no_spool(tmp_path: Path, number: signal.Signals) -> None:
+    """Standard input that never ends keeps the command reading."""
+    with subprocess.Popen(
+        [SUBMIT, "split", "-", "--run", "r", "--model", "m", "--partitions", "2", "--json"],
+        cwd=tmp_path,
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdin
+        assert process.stderr
+        # More than a pipe holds: once it is all taken, the command is reading.
+        process.stdin.write(LINES * 10_000)
+        process.stdin.flush()
+        process.send_signal(number)
+        said = process.stderr.read()
+        assert process.wait(30) == 75
+
+    assert orjson.loads(said.strip().split(b"\n")[-1])["error"]["code"] == "interrupted"
+    assert list(tmp_path.iterdir()) == []

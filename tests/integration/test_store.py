@@ -189,3 +189,22 @@ def test_a_missing_bucket_is_a_configuration_error(aws_environment: dict[str, st
 
 def _write(stream: BinaryIO, content: bytes) -> None:
     stream.write(content)
+
+
+def test_a_link_that_leads_nowhere_is_not_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").symlink_to(tmp_path / "nothing")
+
+    with pytest.raises(InputError, match=r"a\.jsonl: the link leads nowhere"):
+        list(open_store(str(tmp_path)).list(str(tmp_path)))
+
+
+def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.jsonl")
+
+    with pytest.raises(InputError, match=r"a\.jsonl: it is no file"):
+        list(open_store(str(tmp_path)).list(str(tmp_path)))
+
+
+def test_a_bucket_that_no_name_can_be_is_a_configuration_error(aws_environment: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="no such name can be"):
+        open_store("s3://Bad_Bucket!/x").read("s3://Bad_Bucket!/x")

@@ -304,3 +304,14 @@ def test_help_is_for_people(arguments: list[str]) -> None:
 
     assert done.returncode == 0
     assert done.stdout.startswith(("Usage: worker", "llm-array "))
+
+
+def test_an_output_of_another_plan_is_not_taken_for_this_runs(run_uri: str) -> None:
+    write_run(run_uri, [lines(records(3))])
+    assert run_worker(run_uri, "--index", "0").exit_code == 0
+    write_run(run_uri, [lines(records(3))], fingerprint="xxh3_128:other")
+
+    ended = run_worker(run_uri, "--index", "0")
+
+    assert ended.exit_code == 65
+    assert "another plan" in ended.failure["message"]

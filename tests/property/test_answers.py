@@ -133,3 +133,12 @@ def _is_record(raw: bytes) -> bool:
         return isinstance(orjson.loads(raw), dict)
     except orjson.JSONDecodeError:
         return False
+
+
+def test_a_custom_id_survives_what_makes_the_rest_of_its_line_no_json() -> None:
+    for flaw in (b"NaN", b'"\\ud800"'):
+        line = writer("openai").error_line(
+            item(b'{"custom_id": "mine", "body": %b}' % flaw), RecordError("parse", "invalid_json_line", "m")
+        )
+
+        assert one_line(line)["custom_id"] == "mine"

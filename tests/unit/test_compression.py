@@ -87,3 +87,25 @@ def test_equal_content_gives_equal_bytes_wherever_it_is_written(compression: str
 
     assert found[0] == found[1]
     assert len(found[0]) < len(CONTENT) / 10
+
+
+@compressions
+def test_damage_between_two_members_is_not_taken_for_the_end(compression: str) -> None:
+    second = bytearray(ENCODERS[compression](b"lost\n"))
+    second[1] ^= 0xFF
+
+    with pytest.raises(BAD_DATA):
+        decompressed(io.BytesIO(ENCODERS[compression](CONTENT) + bytes(second)), compression).read()
+
+
+def test_zeros_between_xz_streams_are_padding() -> None:
+    stream = io.BytesIO(lzma.compress(b"one\n") + bytes(8) + lzma.compress(b"two\n") + bytes(4))
+
+    assert decompressed(stream, "xz").read() == b"one\ntwo\n"
+
+
+def test_a_zst_frame_of_other_data_may_come_first() -> None:
+    stored = b"\x5e\x2a\x4d\x18" + (3).to_bytes(4, "little") + b"abc" + zstd.compress(CONTENT)
+
+    assert compression_of(stored[:MAGIC_BYTES]) == "zst"
+    assert decompressed(io.BytesIO(stored), "zst").read() == CONTENT

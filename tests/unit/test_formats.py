@@ -53,6 +53,7 @@ SUBMISSION = Submission(
 SUBMITTED = Submitted(submission_id="0001", submitted_at="2026-01-02T03:04:05.678Z", job_id="j", job_arn="arn")
 MANIFEST = Manifest(
     run_id="r1-0badcafe",
+    fingerprint="xxh3_128:00",
     partition_index=0,
     partition_count=1,
     output_uri="s3://bucket/runs/r1/outputs/part-00000-of-00001.jsonl",

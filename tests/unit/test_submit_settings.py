@@ -76,3 +76,22 @@ def test_a_pair_without_a_key_or_value_is_refused(pair: str) -> None:
 )
 def test_values_are_json_where_they_can_be(text: str, value: object) -> None:
     assert json_or_text(text) == value
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["engines = []", "partitions = 1.5", "partitions = true", "model = {a = 1}", "run = 2026-01-01", "inputs = [1]"],
+)
+def test_a_value_of_a_type_that_no_option_takes_is_named(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "s.toml"
+    path.write_text(line)
+
+    with pytest.raises(UsageError, match=line.split(" ", maxsplit=1)[0]):
+        read_file(str(path), OPTIONS | {"engines", "inputs"})
+
+
+def test_a_file_may_open_with_a_byte_order_mark(tmp_path: Path) -> None:
+    path = tmp_path / "s.toml"
+    path.write_bytes(b"\xef\xbb\xbfpartitions = 7")
+
+    assert read_file(str(path), OPTIONS).values == {"partitions": 7}

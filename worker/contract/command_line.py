@@ -12,6 +12,7 @@ class DefaultGroup(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         own = {name for parameter in self.get_params(ctx) for name in parameter.opts}
-        if args and args[0] not in self.commands and args[0] not in own:
+        is_named = bool(args) and (args[0] in self.commands or args[0] in own)
+        if not is_named and not (not args and self.no_args_is_help):
             args = [self.default_command, *args]
         return super().parse_args(ctx, args)

@@ -6,14 +6,19 @@ import bz2
 import gzip
 import io
 import lzma
-from typing import BinaryIO, cast
+from collections.abc import Callable
+from typing import Any, BinaryIO, Protocol, cast
 
 MAGIC_BYTES = 6
+_STORED_BYTES = 64 << 10
+_SKIPPABLE = b"\x50\x2a\x4d\x18"
 _MAGIC = {"gz": b"\x1f\x8b", "zst": b"\x28\xb5\x2f\xfd", "bz2": b"BZh", "xz": b"\xfd7zXZ\x00"}
 
 
 def compression_of(first_bytes: bytes) -> str:
     """`gz`, `zst`, `bz2`, `xz`, or `none`, by an object's first `MAGIC_BYTES` bytes."""
+    if first_bytes[1:4] == _SKIPPABLE[1:] and first_bytes[0] & 0xF0 == _SKIPPABLE[0]:
+        return "zst"  # a frame of somebody's own data before the first of content, as pzstd writes it
     return next((name for name, magic in _MAGIC.items() if first_bytes.startswith(magic)), "none")
 
 
@@ -27,9 +32,9 @@ def decompressed(stream: BinaryIO, compression: str) -> BinaryIO:
 
             return cast("BinaryIO", zstd.ZstdFile(stream, "rb"))
         case "bz2":
-            return cast("BinaryIO", bz2.BZ2File(stream, "rb"))
+            return cast("BinaryIO", io.BufferedReader(_Streams(stream, bz2.BZ2Decompressor)))
         case "xz":
-            return cast("BinaryIO", lzma.LZMAFile(stream, "rb"))
+            return cast("BinaryIO", io.BufferedReader(_Streams(stream, lzma.LZMADecompressor)))
     return stream
 
 
@@ -43,6 +48,56 @@ def compressed(stream: BinaryIO, compression: str) -> BinaryIO:
 
             return cast("BinaryIO", zstd.ZstdFile(stream, "wb"))
     return cast("BinaryIO", _Unclosed(stream))
+
+
+class _Decompressor(Protocol):
+    def decompress(self, data: bytes, max_length: int = -1) -> bytes: ...
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def needs_input(self) -> bool: ...
+    @property
+    def unused_data(self) -> bytes: ...
+
+
+class _Streams(io.RawIOBase):
+    """One compressed stream after the other. Python's own readers end in silence at damage between two of them."""
+
+    def __init__(self, stored: BinaryIO, make: Callable[[], _Decompressor]) -> None:
+        self._stored = stored
+        self._make = make
+        self._decompressor: _Decompressor | None = None
+        self._input = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while True:
+            if self._decompressor is None and not self._begin():
+                return 0
+            assert self._decompressor is not None
+            if self._decompressor.needs_input and not self._input:
+                self._input = self._stored.read(_STORED_BYTES)
+                if not self._input:
+                    raise EOFError("compressed data ended before its end mark")
+            content = self._decompressor.decompress(self._input, len(buffer))
+            self._input = b""
+            if self._decompressor.eof:
+                self._input, self._decompressor = self._decompressor.unused_data, None
+            if content:
+                buffer[: len(content)] = content
+                return len(content)
+
+    def _begin(self) -> bool:
+        """Whether there is another stream; zeros between two are padding."""
+        while not self._input.strip(b"\0"):
+            self._input = self._stored.read(_STORED_BYTES)
+            if not self._input:
+                return False
+        self._input = self._input.lstrip(b"\0")
+        self._decompressor = self._make()
+        return True
 
 
 class _Unclosed(io.RawIOBase):

@@ -64,6 +64,8 @@ class Manifest(Document, frozen=True, kw_only=True):
     """The account of one partition's output."""
 
     run_id: str
+    fingerprint: str
+    """The plan's: an output of another plan at the same URI is not this run's."""
     partition_index: int
     partition_count: int
     output_uri: str

@@ -16,8 +16,10 @@ not exist, `ConfigError` for missing permissions or a missing bucket.
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -124,7 +126,7 @@ class LocalStore:
         for folder, folders, files in os.walk(prefix_uri, followlinks=True):
             folders.sort()
             for name in sorted(files):
-                found = None if _is_temporary(name) else self.head(str(Path(folder, name)))
+                found = None if _is_temporary(name) else _listed(Path(folder, name))
                 if found:
                     yield found
 
@@ -151,6 +153,19 @@ class LocalStore:
     def delete(self, uri: str) -> None:
         with _named_errors("delete", uri):
             Path(uri).unlink(missing_ok=True)
+
+
+def _listed(path: Path) -> ObjectInfo | None:
+    with _named_errors("list", str(path)):
+        try:
+            status = path.stat()
+        except FileNotFoundError:
+            if path.is_symlink():
+                raise InputError(f"list {path}: the link leads nowhere") from None
+            return None  # removed meanwhile
+        if not stat.S_ISREG(status.st_mode):
+            raise InputError(f"list {path}: it is no file (expected files, folders and links to them)")
+        return ObjectInfo(uri=str(path), size_bytes=status.st_size, etag=_etag(status))
 
 
 def _etag(status: os.stat_result) -> str:
@@ -198,4 +213,6 @@ def _named_errors(verb: str, uri: str) -> Iterator[None]:
     except (PermissionError, IsADirectoryError, NotADirectoryError) as error:
         raise ConfigError(f"{verb} {uri}: {error.strerror}") from error
     except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise InputError(f"{verb} {uri}: links that lead in a circle") from error
         raise StorageError(f"{verb} {uri}: {error.strerror}") from error

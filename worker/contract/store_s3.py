@@ -16,7 +16,13 @@ from typing import TYPE_CHECKING, BinaryIO, TypeVar, cast
 import boto3
 import smart_open.s3
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, PartialCredentialsError
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    NoCredentialsError,
+    ParamValidationError,
+    PartialCredentialsError,
+)
 
 from worker.contract.errors import ArrayError, ConfigError, InputError, StorageError
 from worker.contract.layout import split_s3_uri
@@ -231,6 +237,8 @@ def _translated(verb: str, uri: str) -> Iterator[None]:
         yield
     except ClientError as error:
         raise _error_for(verb, uri, error) from error
+    except ParamValidationError as error:
+        raise ConfigError(f"{verb} {uri}: no such name can be (expected a bucket's name and a key)") from error
     except (NoCredentialsError, PartialCredentialsError) as error:
         raise ConfigError(
             f"{verb} {uri}: no AWS credentials", hint="set AWS_PROFILE, or give the job a role"
