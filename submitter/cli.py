@@ -113,6 +113,9 @@ def main() -> None:
         _check_arguments(sys.argv)
         try:
             answered = cli.main(prog_name="submit", standalone_mode=False)
+        except click.exceptions.NoArgsIsHelpError as error:
+            click.echo(error.format_message(), err=True)
+            sys.exit(ExitCode.USAGE)
         except click.UsageError as error:
             help_of = error.ctx.command_path if error.ctx else "submit"
             raise UsageError(error.format_message(), hint=f"see {help_of} --help") from error

@@ -15,7 +15,7 @@ from submitter.reading import changed
 from submitter.scan_inputs import Scan, ScanSettings, refuse_invalid, scan_inputs
 from submitter.split import Passed, SplitRequest
 from submitter.split_tuning import SplitTuning
-from submitter.weight import Weigher
+from submitter.weight import Weigher, estimated_tokens
 from submitter.write_plain import write_plain
 from submitter.write_streamed import write_streamed
 from worker.contract.layout import RunLayout
@@ -100,6 +100,7 @@ def _partition(
         size_bytes=written.size_bytes,
         checksum=written.checksum,
         weight=end.weight - start.weight,
+        estimated_tokens=estimated_tokens(written.size_bytes, end.weight - start.weight),
         sources=tuple(
             Source(input_index=one.input_index, first_line=one.first_line, line_count=one.line_count) for one in found
         ),

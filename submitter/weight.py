@@ -16,10 +16,16 @@ import orjson
 
 from worker.contract.plan import Shape
 
+BYTES_PER_TOKEN = 4
 OUTPUT_TOKEN_WEIGHT = 16
 ASSUMED_OUTPUT_TOKENS = 256
 MOST_OUTPUT_TOKENS = 131_072
 """No model here answers at greater length: an absurd `max_tokens` must not empty the other partitions."""
+
+
+def estimated_tokens(size_bytes: int, weight: int) -> int:
+    """Tokens of prompts and of answers, read back from a weight: bytes count once in it, output tokens sixteen times."""
+    return size_bytes // BYTES_PER_TOKEN + max(0, weight - size_bytes) // OUTPUT_TOKEN_WEIGHT
 
 
 class _Limits(msgspec.Struct, gc=False):

@@ -8,7 +8,7 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from submitter.weight import ASSUMED_OUTPUT_TOKENS, MOST_OUTPUT_TOKENS, Weigher
+from submitter.weight import ASSUMED_OUTPUT_TOKENS, MOST_OUTPUT_TOKENS, OUTPUT_TOKEN_WEIGHT, Weigher, estimated_tokens
 from worker.contract.plan import Shape
 
 USABLE: list[tuple[dict[str, Any], int]] = [
@@ -101,3 +101,8 @@ def test_the_last_of_equal_keys_counts(shape: Shape) -> None:
 def test_a_line_that_is_no_object_is_an_error(shape: Shape, line: bytes) -> None:
     with pytest.raises(msgspec.MsgspecError):
         Weigher(shape, {}).output_tokens([b"{}", line])
+
+
+def test_tokens_are_read_back_from_a_weight() -> None:
+    """A thousand bytes of prompts and 50 output tokens."""
+    assert estimated_tokens(1_000, 1_000 + 50 * OUTPUT_TOKEN_WEIGHT) == 250 + 50

@@ -46,6 +46,8 @@ class Partition(msgspec.Struct, frozen=True, kw_only=True):
     weight: int
     """Estimated work, in the units of `submitter.weight`."""
     sources: tuple[Source, ...]
+    estimated_tokens: int = 0
+    """Prompt tokens, at four bytes each, and output tokens, if every answer reaches its limit."""
 
 
 class Plan(Document, frozen=True, kw_only=True):
