@@ -146,6 +146,8 @@ class _LocalArray:
             "AWS_BATCH_JOB_ATTEMPT": str(attempt),
             "AWS_BATCH_JQ_NAME": "local",
             "AWS_BATCH_CE_NAME": "local",
+            # Not Batch's: a worker here must end with this process, whatever ends it.
+            "LLM_ARRAY_PARENT_PID": str(os.getpid()),
         }
         if self._submission.size > 1:
             variables["AWS_BATCH_JOB_ID"] = f"{job_id}:{array_index}"

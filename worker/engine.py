@@ -15,8 +15,9 @@ import traceback
 from typing import NoReturn
 
 from worker.contract.errors import ArrayError, ExitCode
-from worker.engine_channel import Channel, set_parent_death_signal
+from worker.engine_channel import Channel
 from worker.engine_environment import boot_error, has_core_process, is_out_of_memory, prepare_environment
+from worker.parent_death import set_parent_death_signal
 from worker.protocol import Boot, BootFailed
 
 

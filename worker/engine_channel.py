@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import queue
 import signal
@@ -16,7 +15,6 @@ from worker.contract.errors import ExitCode
 from worker.protocol import Frames, FromEngine, ToEngine, decode_to_engine, frame
 
 RECEIVE_BYTES = 1 << 20
-_PR_SET_PDEATHSIG = 1
 
 
 class Channel:
@@ -71,8 +69,3 @@ def end_process_group() -> NoReturn:
     if os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)
     os._exit(ExitCode.OK)
-
-
-def set_parent_death_signal(number: int) -> None:
-    """Have the kernel send a signal when the thread that started this process ends; 0 takes it back."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)

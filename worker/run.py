@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import signal
 import socket
 import time
 from typing import Any
@@ -20,6 +21,7 @@ from worker.contract.store import NotFoundError, Store, open_store
 from worker.contract.submission import Submission
 from worker.interrupt import Interrupt
 from worker.job import Job
+from worker.parent_death import follow_parent
 from worker.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -32,6 +34,7 @@ def run_worker(settings: Settings) -> ExitCode:
     configure_logs(context)
     try:
         with Interrupt() as interrupt:
+            follow_parent(signal.SIGTERM)
             _run(settings, context, interrupt)
     except ArrayError as error:
         return report_failure(error)
