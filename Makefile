@@ -64,4 +64,4 @@ clean: ## remove what the targets made
 	@touch $@
 
 $(DEMO_MODEL)/config.json: | .venv/engine.stamp
-	.venv/bin/python examples/build_smollm2.py $(DEMO_MODEL)
+	TQDM_DISABLE=1 .venv/bin/python examples/build_smollm2.py $(DEMO_MODEL)

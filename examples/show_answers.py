@@ -20,9 +20,11 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=12)
     options = parser.parse_args()
     outputs = sorted((options.run / "outputs").glob("*.jsonl"))
+    if not outputs:
+        parser.error(f"{options.run} has no outputs")
     rows = [orjson.loads(line) for path in outputs for line in path.read_bytes().split(b"\n") if line]
     table = Table(
-        "prompt", "answer", "finish", "tokens", title=f"{min(options.rows, len(rows))} of {len(rows)} records"
+        "prompt", "answer", "finish", "tokens", title=f"the first {min(options.rows, len(rows))} of {len(rows)} records"
     )
     for row in rows[: options.rows]:
         table.add_row(*cells(row))
@@ -49,7 +51,8 @@ def totals(run: Path) -> list[str]:
     seconds = sum(manifest["times"]["generate_s"] for manifest in manifests if manifest["times"])
     return [
         f"{ok} answered, {errors} errors, {len(manifests)} partitions",
-        f"{tokens:,} output tokens in {seconds:.1f} s of generating: {tokens / seconds:,.0f} tokens/s",
+        f"{tokens:,} output tokens in {seconds:.1f} s of generating"
+        + (f": {tokens / seconds:,.0f} tokens/s" if seconds else ""),
         f"outputs: {run / 'outputs'}",
     ]
 

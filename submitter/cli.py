@@ -19,13 +19,18 @@ from submitter.options import (
     local_options,
     plan_options,
 )
-from submitter.output import Output, reported_errors
+from submitter.output import Output, reported_errors, show_events
+from submitter.settings import has_settings
 from submitter.split import SplitRequest
 from worker.contract.command_line import DefaultGroup
 from worker.contract.errors import ExitCode, InterruptedRunError, UsageError
 
 
-@click.group(cls=DefaultGroup, context_settings={"help_option_names": ["--help"], "max_content_width": 110})
+@click.group(
+    cls=DefaultGroup,
+    no_args_is_help=not has_settings(),
+    context_settings={"help_option_names": ["--help"], "max_content_width": 110},
+)
 @click.version_option(package_name="llm-array", message="llm-array %(version)s")
 def cli() -> None:
     """Offline LLM inference over millions to billions of records, as AWS Batch array jobs of vLLM engines.
@@ -110,6 +115,7 @@ def main() -> None:
     with reported_errors(as_json="--json" in sys.argv):
         # Raised rather than fatal, so that what is half done is cleared away.
         signal.signal(signal.SIGTERM, _raise_interrupted)
+        show_events()
         _check_arguments(sys.argv)
         try:
             answered = cli.main(prog_name="submit", standalone_mode=False)

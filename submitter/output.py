@@ -5,6 +5,7 @@ Errors, notes and progress go to standard error; when a command fails, standard 
 
 from __future__ import annotations
 
+import logging
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -42,15 +43,32 @@ def reported_errors(*, as_json: bool) -> Iterator[None]:
         raise SystemExit(int(ExitCode.ENGINES_DIED)) from error
 
 
+class _EventFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        fields = getattr(record, "fields", {})
+        return " ".join([f"{record.getMessage()}:", *(f"{name}={value}" for name, value in fields.items())])
+
+
+def show_events() -> None:
+    """Warnings of the parts below, such as a retry, as lines on standard error."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_EventFormatter())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.WARNING)
+
+
 class Output:
     """Shows a command's result; one method per kind of thing a command can say."""
 
     def __init__(self, *, as_json: bool) -> None:
         self._as_json = as_json
+        self._notes: list[str] = []
 
     def document(self, document: dict[str, Any], lines: Sequence[str]) -> None:
         """The result of a command: `document` for programs, `lines` for people."""
         if self._as_json:
+            document = document | {"notes": self._notes}
             click.echo(orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS))
         else:
             for line in lines:
@@ -58,7 +76,13 @@ class Output:
 
     def note(self, text: str) -> None:
         """Something to know that is no error."""
+        self._notes.append(text)
         click.echo(f"note: {text}", err=True)
+
+    def say(self, line: str) -> None:
+        """A line for people before the command has ended; with `--json` the document says it in the end."""
+        if not self._as_json:
+            click.echo(line)
 
 
 def count(number: int, thing: str) -> str:

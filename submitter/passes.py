@@ -110,8 +110,8 @@ def _partition(
 def _notes(request: SplitRequest, scan: Scan, partition_count: int) -> Iterator[str]:
     if partition_count < request.partition_count:
         yield (
-            f"there are {partition_count:,} partitions of one record each, not {request.partition_count:,}: there are no "
-            "more records"
+            f"one record per partition gives {partition_count:,}, not {request.partition_count:,}: there are no more "
+            "records"
         )
     if scan.invalid_count:
         name, first = scan.invalid[0]

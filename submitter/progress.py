@@ -105,4 +105,4 @@ class LocalProgress:
         records = self.finished_records + sum(int(fields.get("done_count", 0)) for fields in self._under_way.values())
         rate = sum(float(fields.get("output_tokens_per_s", 0.0)) for fields in self._under_way.values())
         partitions = f"{self.finished_partitions:,} of {count(self.partition_count, 'partition')}"
-        self.show(records, self.record_count, f"{partitions}, {rate:,.0f} output tokens/s")
+        self.show(records, self.record_count, f"{partitions}, {rate:,.0f} output tokens/s" if rate else partitions)

@@ -94,10 +94,12 @@ def run_locally(request: SplitRequest, flags: BatchFlags, parallel: int, output:
     started = time.monotonic()
     rules = _local_rules(flags.job_definition, output)
     result = _split(request, output)
+    for line in _split_lines(request, result):
+        output.say(line)
     run = _LocalRun(request.run_uri, result.plan, output)
     failed = run.finish(parallel, rules)
     document, lines = run.summary(failed, time.monotonic() - started)
-    output.document({**_split_document(request, result), **document}, [*_split_lines(request, result), *lines])
+    output.document({**_split_document(request, result), **document}, lines)
     return _exit_code(failed)
 
 
@@ -174,7 +176,8 @@ class _LocalRun:
             f"{tokens.completion_tokens:,} output tokens{rate}",
             f"outputs: {self._layout.outputs}",
             *(
-                f"partition {end.partition_index} failed with exit code {end.exit_code}: {end.engine_log_path}"
+                f"partition {end.partition_index} failed with exit code {end.exit_code}: {end.message or 'no reason given'}; "
+                f"its logs: {end.log_path}, {end.engine_log_path}"
                 for end in failed
             ),
         ]
@@ -263,7 +266,6 @@ def _split_document(request: SplitRequest, result: SplitResult) -> dict[str, Any
         "record_count": plan.record_count,
         "invalid_record_count": plan.invalid_record_count,
         "partition_count": len(plan.partitions),
-        "notes": list(result.notes),
     }
 
 

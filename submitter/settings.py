@@ -32,6 +32,11 @@ class FileSettings:
     path: Path | None
 
 
+def has_settings() -> bool:
+    """Whether there are settings outside the command line: a bare `submit` then means to use them."""
+    return Path(DEFAULT_FILE).is_file() or any(name.startswith("SUBMIT_") for name in os.environ)
+
+
 def read_file(path: str | None, known_options: Iterable[str]) -> FileSettings:
     """Read the settings file: the one named, or `submit.toml` in this folder if there is one.
 

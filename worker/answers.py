@@ -12,7 +12,6 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -224,12 +223,7 @@ def _decode(decode: Callable[[bytes], _Decoded], line: bytes) -> _Decoded:
 
 _decode_named = msgspec.json.Decoder(_Named).decode
 _decode_openai_line = msgspec.json.Decoder(_OpenAILine).decode
-
-
-@lru_cache
-def _plain_line_decoder(answer_key: str) -> Callable[[bytes], Any]:
-    line_type = msgspec.defstruct("_PlainLine", [("answer", _Body)], rename={"answer": answer_key})
-    return msgspec.json.Decoder(line_type).decode
+_decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 def summarize_line(line: bytes, shape: Shape, answer_key: str) -> Summary:
@@ -239,7 +233,7 @@ def summarize_line(line: bytes, shape: Shape, answer_key: str) -> Summary:
         body = _Body() if found.response is None else found.response.body
         error = found.error or body.error
     else:
-        body = _decode(_plain_line_decoder(answer_key), line).answer
+        body = msgspec.json.decode(_decode(_decode_fields, line)[answer_key], type=_Body)
         error = body.error
     if error is not None:
         return Summary(f"{error.stage}.{error.code}")

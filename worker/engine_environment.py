@@ -54,6 +54,8 @@ def boot_error(error: Exception, model: str) -> EngineBootError:
         message += f" (caused by {_described(causes[-1])})"
     if is_out_of_memory(error):
         hint = "lower max_model_len, max_num_seqs or gpu_memory_utilization, or raise tensor_parallel_size"
+    elif isinstance(causes[-1], ModuleNotFoundError):
+        hint = "install an engine: pip install 'llm-array[gpu]' or, without a GPU, as the Makefile does"
     elif not Path(model).exists() and any(isinstance(cause, OSError) for cause in causes):
         hint = "is the model's name right, and can this host reach the place where it lies?"
     else:

@@ -7,10 +7,11 @@ records is tokenized by one call.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
+import orjson
 from pydantic import ValidationError
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
@@ -19,14 +20,24 @@ from vllm.exceptions import VLLMValidationError
 from vllm.inputs import tokens_input
 from vllm.renderers import TokenizeParams
 from vllm.renderers.chat_utils import ChatTemplateResolutionError
+from vllm.sampling_params import SamplingParams
 from vllm.utils.mistral import is_mistral_tokenizer
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from worker.record_errors import RecordError
+from worker.record_fields import Endpoint
 from worker.records import Record
 
+MAX_REMEMBERED_COUNT = 1024
+"""Of sets of parameters. In a run where each record has its own, remembering them would fill the memory."""
 MAX_MESSAGE_CHARS = 400
 """Of another library's words in an error. A template's own errors are a sentence; more than that could be a prompt."""
+
+
+_TEXT_FIELDS = ("messages", "prompt")
+_ANY_TEXT = "-"
+_Subject = TypeVar("_Subject")
+_Made = TypeVar("_Made")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +52,38 @@ class Request:
     """As vLLM's OpenAI layer knows it: says what the answer has to show."""
 
 
+class _Parameters:
+    """All of a record but its text. Records of a run have few sets of them, often one: each is validated but once."""
+
+    def __init__(self, endpoint: Endpoint, given: dict[str, Any], template_defaults: dict[str, Any]) -> None:
+        if endpoint == "chat":
+            self.body = ChatCompletionRequest.model_validate({"messages": [], **given})
+            self.chat_params = self.body.build_chat_params(None, "auto").with_defaults(template_defaults)
+        else:
+            self.body = CompletionRequest.model_validate({"prompt": _ANY_TEXT, **given})
+        self._sampling_params: dict[int, SamplingParams] = {}
+
+    @property
+    def max_tokens(self) -> int | None:
+        found: int | None = getattr(self.body, "max_completion_tokens", None)
+        return self.body.max_tokens if found is None else found
+
+    def sampling_params(self, max_tokens: int, defaults: dict[str, Any]) -> SamplingParams:
+        """Shared by requests that are alike: the engine works on a copy of its own."""
+        found = self._sampling_params.get(max_tokens)
+        if found is None:
+            if len(self._sampling_params) >= MAX_REMEMBERED_COUNT:
+                self._sampling_params.clear()
+            found = self._sampling_params[max_tokens] = self.body.to_sampling_params(max_tokens, defaults)
+        return found
+
+
 @dataclass(slots=True)
 class _Draft:
-    body: ChatCompletionRequest | CompletionRequest
+    parameters: _Parameters
+    add_special_tokens: bool
     text: str | None = None
     token_ids: list[int] = field(default_factory=list)
-    add_special_tokens: bool = True
 
 
 class RequestMaker:
@@ -67,54 +104,47 @@ class RequestMaker:
             if model_config.generation_config in ("auto", "vllm")
             else self._sampling_defaults.get("max_tokens")
         )
+        self._parameters: dict[tuple[Endpoint, bytes], _Parameters] = {}
 
     def make(self, records: Sequence[Record]) -> list[Request | RecordError]:
         """A request, or what is wrong, for each record, in their order."""
-        drafts = [self._attempt(self._draft, record) for record in records]
+        drafts = [_attempt(self._draft, record) for record in records]
         self._tokenize([draft for draft in drafts if isinstance(draft, _Draft) and draft.text is not None])
-        return [self._attempt(self._finish, draft) if isinstance(draft, _Draft) else draft for draft in drafts]
-
-    def _attempt(self, step: Any, subject: Any) -> Any:
-        try:
-            return step(subject)
-        except (MemoryError, OSError):
-            # The host's trouble, not the record's: another engine may do better.
-            raise
-        except Exception as error:  # noqa: BLE001  templates run code of the model's; one record must not cost others
-            return record_error(error)
+        return [_attempt(self._finish, draft) if isinstance(draft, _Draft) else draft for draft in drafts]
 
     def _draft(self, record: Record) -> _Draft:
+        given = {name: value for name, value in record.body.items() if name not in _TEXT_FIELDS}
+        key = record.endpoint, orjson.dumps(given)
+        parameters = self._parameters.get(key)
+        if parameters is None:
+            if len(self._parameters) >= MAX_REMEMBERED_COUNT:
+                self._parameters.clear()
+            parameters = _Parameters(record.endpoint, given, self._template_defaults)
+            self._parameters[key] = parameters
+        draft = _Draft(parameters, parameters.body.add_special_tokens)
         if record.endpoint == "completion":
-            return self._draft_completion(record.body)
-        return self._draft_chat(record.body)
-
-    def _draft_completion(self, fields: dict[str, Any]) -> _Draft:
-        body = CompletionRequest.model_validate(fields)
-        if isinstance(body.prompt, str):
-            draft = _Draft(body, text=body.prompt, add_special_tokens=body.add_special_tokens)
-            self._check_chars(body.prompt)
+            self._take_prompt(draft, record.body["prompt"])
         else:
-            self._renderer.validate_token_ids(body.prompt, parameter="prompt")
-            draft = _Draft(body, token_ids=body.prompt)
-        return self._truncated(draft)
+            # A chat template's text has its BOS already: `add_special_tokens` is false unless the record asks for it.
+            _, rendered = self._renderer.render_messages(_modern(record.body["messages"]), parameters.chat_params)
+            self._take_prompt(draft, rendered.get("prompt_token_ids") or rendered["prompt"])
+        if parameters.body.truncate_prompt_tokens is not None:
+            self._truncate(draft)
+        return draft
 
-    def _draft_chat(self, fields: dict[str, Any]) -> _Draft:
-        body = ChatCompletionRequest.model_validate(fields)
-        params = body.build_chat_params(None, "auto").with_defaults(self._template_defaults)
-        # Not the validated messages: pydantic turns lists of parts into iterators that can be read but once. Its
-        # validators rename legacy fields in place, so these are what the OpenAI layer renders.
-        _, prompt = self._renderer.render_messages(fields["messages"], params)
-        if "prompt_token_ids" in prompt:
-            return self._truncated(_Draft(body, token_ids=prompt["prompt_token_ids"]))
-        self._check_chars(prompt["prompt"])
-        # A chat template's text has its BOS already: `add_special_tokens` is false unless the record asks for it.
-        return self._truncated(_Draft(body, text=prompt["prompt"], add_special_tokens=body.add_special_tokens))
+    def _take_prompt(self, draft: _Draft, prompt: str | list[int]) -> None:
+        if isinstance(prompt, list):
+            self._renderer.validate_token_ids(prompt, parameter="prompt")
+            draft.token_ids = prompt
+            return
+        # Before it is tokenized: a line of many megabytes would hold up the engine for seconds.
+        if len(prompt) > self._max_chars and draft.parameters.body.truncate_prompt_tokens is None:
+            raise self._too_long(f"{len(prompt)} characters", f"{self._max_chars} characters")
+        draft.text = prompt
 
-    def _truncated(self, draft: _Draft) -> _Draft:
-        """Truncation is rare and has rules of its own: those prompts go through vLLM's renderer one by one."""
-        body = draft.body
-        if body.truncate_prompt_tokens is None:
-            return draft
+    def _truncate(self, draft: _Draft) -> None:
+        """Truncation is rare and has rules of its own: such a prompt goes through vLLM's renderer alone."""
+        body = draft.parameters.body
         params = TokenizeParams(
             max_total_tokens=self._max_model_len,
             # Any but 0 makes vLLM keep room for one token of the answer.
@@ -124,12 +154,7 @@ class RequestMaker:
             add_special_tokens=draft.add_special_tokens,
         )
         prompt = {"prompt_token_ids": draft.token_ids} if draft.text is None else {"prompt": draft.text}
-        return _Draft(body, token_ids=self._renderer.tokenize_prompt(prompt, params)["prompt_token_ids"])
-
-    def _check_chars(self, text: str) -> None:
-        """Refuse text that cannot fit before it is tokenized: a line of many megabytes would stall the engine."""
-        if len(text) > self._max_chars:
-            raise self._too_long(f"{len(text)} characters", f"{self._max_chars} characters")
+        draft.text, draft.token_ids = None, self._renderer.tokenize_prompt(prompt, params)["prompt_token_ids"]
 
     def _tokenize(self, drafts: Sequence[_Draft]) -> None:
         for add_special_tokens in (False, True):
@@ -142,21 +167,25 @@ class RequestMaker:
                 draft.token_ids = token_ids
 
     def _finish(self, draft: _Draft) -> Request:
-        body, prompt_tokens = draft.body, len(draft.token_ids)
+        parameters, prompt_tokens = draft.parameters, len(draft.token_ids)
         if not prompt_tokens:
             raise RecordError(
                 "length", "empty_prompt", "tokenize prompt: no tokens are left of it (expected 1 or more)"
             )
         if prompt_tokens + 1 > self._max_model_len:
             raise self._too_long(f"{prompt_tokens} tokens", f"{self._max_model_len - 1} tokens")
-        asked = body.max_tokens
-        if isinstance(body, ChatCompletionRequest) and body.max_completion_tokens is not None:
-            asked = body.max_completion_tokens
         max_tokens = get_max_tokens(
-            self._max_model_len, asked, prompt_tokens, self._sampling_defaults, self._max_tokens_ceiling
+            self._max_model_len,
+            parameters.max_tokens,
+            prompt_tokens,
+            self._sampling_defaults,
+            self._max_tokens_ceiling,
         )
-        engine_input = tokens_input(draft.token_ids, cache_salt=body.cache_salt)
-        return Request(engine_input, body.to_sampling_params(max_tokens, self._sampling_defaults), body)
+        return Request(
+            tokens_input(draft.token_ids, cache_salt=parameters.body.cache_salt),
+            parameters.sampling_params(max_tokens, self._sampling_defaults),
+            parameters.body,
+        )
 
     def _too_long(self, got: str, most: str) -> RecordError:
         return RecordError(
@@ -165,6 +194,23 @@ class RequestMaker:
             f"read prompt: it is too long for max_model_len {self._max_model_len} and one token of an answer "
             f"(expected at most {most}, got {got})",
         )
+
+
+def _attempt(step: Callable[[_Subject], _Made], subject: _Subject) -> _Made | RecordError:
+    try:
+        return step(subject)
+    except Exception as error:  # noqa: BLE001  chat templates are programs; one record must not cost the others
+        return record_error(error)
+
+
+def _modern(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Give a field that vLLM has renamed its name of today, as its OpenAI layer does."""
+    for message in messages:
+        if "reasoning_content" in message:
+            legacy = message.pop("reasoning_content")
+            if message.get("reasoning") is None:
+                message["reasoning"] = legacy
+    return messages
 
 
 def record_error(error: Exception) -> RecordError:

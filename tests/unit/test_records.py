@@ -2,200 +2,360 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import orjson
 import pytest
 
 from worker.contract.errors import UsageError
-from worker.contract.plan import Shape
 from worker.contract.sampling import SAMPLING_FIELDS
 from worker.record_errors import RecordError
-from worker.record_fields import SERVED
-from worker.records import RecordReader
+from worker.record_fields import IGNORED, SERVED, UNSUPPORTED
+from worker.records import Record, RecordReader
 
-CHAT = {"messages": [{"role": "user", "content": "hi"}]}
-
-
-def read(record: Any, shape: Shape = "plain", sampling: dict[str, Any] | None = None) -> Any:
-    raw = record if isinstance(record, bytes) else json.dumps(record).encode()
-    return RecordReader(shape, "response", sampling or {}).read(raw)
+HELLO = [{"role": "user", "content": "hello"}]
+PLAIN = RecordReader("plain", "answer", {})
+OPENAI = RecordReader("openai", "answer", {})
 
 
-def openai(body: dict[str, Any], **fields: Any) -> dict[str, Any]:
-    return {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": body} | fields
-
-
-def refused(record: Any, shape: Shape = "plain") -> RecordError:
+def refused(reader: RecordReader, record: Any) -> RecordError:
+    raw = record if isinstance(record, bytes) else orjson.dumps(record)
     with pytest.raises(RecordError) as caught:
-        read(record, shape)
+        reader.read(raw)
     return caught.value
 
 
-def test_a_plain_record_gives_its_parameters_and_keeps_quiet_about_the_users_fields() -> None:
-    record = read({"id": 7, "max_tokenz": 1, "prompt": "p", "temperature": 0, "stop": ["a"], "seed": None})
-
-    assert record.endpoint == "completion"
-    assert record.body == {"prompt": "p", "temperature": 0, "stop": ["a"]}
+def plain(**fields: Any) -> Record:
+    return PLAIN.read(orjson.dumps(fields))
 
 
-def test_an_openai_line_gives_its_body() -> None:
-    record = read(openai(CHAT | {"model": "gpt", "user": "u", "stream": False, "max_completion_tokens": 5}), "openai")
-
-    assert record.endpoint == "chat"
-    assert record.body == CHAT | {"max_completion_tokens": 5}
-
-
-def test_defaults_fill_what_a_record_leaves_out() -> None:
-    sampling = {"max_tokens": 9, "temperature": 0.5}
-
-    assert read({"prompt": "p", "temperature": 0}, sampling=sampling).body == {
-        "prompt": "p",
-        "temperature": 0,
-        "max_tokens": 9,
-    }
-    limited = read(CHAT | {"max_completion_tokens": 3}, sampling=sampling).body
-    assert "max_tokens" not in limited
+def batch_line(body: Any, url: str = "/v1/chat/completions") -> dict[str, Any]:
+    return {"custom_id": "a", "method": "POST", "url": url, "body": body}
 
 
 @pytest.mark.parametrize(
-    ("raw", "code"),
+    "raw",
     [
-        (b'{"prompt": "cut', "invalid_json_line"),
-        (b'{"prompt": "a", "temperature": NaN}', "invalid_json_line"),
-        (b'{"prompt": "\\ud800"}', "invalid_json_line"),
-        (b'{"prompt": "\xff"}', "invalid_json_line"),
-        (b'{"prompt": "a", "seed": 1e999}', "invalid_json_line"),
-        (b"[" * 100_000, "invalid_json_line"),
-        (b"null", "not_an_object"),
-        (b'"prompt"', "not_an_object"),
-        (b"[1]", "not_an_object"),
-        (orjson.dumps(openai(CHAT)), "wrong_shape"),
-        (b'{"prompt": "a", "response": 1}', "answer_key_taken"),
+        b"",
+        b"{",
+        b'{"prompt": NaN}',
+        b'{"prompt": "a", "top_p": 1e400}',
+        b'{"prompt": "\\ud800"}',
+        b'{"prompt": "\xff"}',
+        b"\xef\xbb\xbf{}",
+        b"[" * 100_000,
     ],
 )
-def test_a_line_that_is_no_record_of_this_run_fails_at_parse(raw: bytes, code: str) -> None:
-    error = refused(raw)
+def test_what_is_not_json_in_utf_8_is_no_record(raw: bytes) -> None:
+    found = refused(PLAIN, raw)
 
-    assert (error.stage, error.code) == ("parse", code)
+    assert found.kind == "parse.invalid_json_line"
+
+
+@pytest.mark.parametrize("raw", [b"null", b"[1]", b'"x"', b"17", b"true"])
+def test_json_that_is_no_object_is_no_record(raw: bytes) -> None:
+    assert refused(PLAIN, raw).kind == "parse.not_an_object"
+
+
+def test_a_record_of_the_other_shape_is_refused() -> None:
+    assert refused(OPENAI, {"messages": HELLO}).kind == "parse.wrong_shape"
+    assert refused(PLAIN, batch_line({"messages": HELLO})).kind == "parse.wrong_shape"
+
+
+def test_a_plain_record_gives_its_parameters_and_keeps_its_own_fields_out_of_the_request() -> None:
+    found = plain(messages=HELLO, id=7, max_tokens=5, temperature=0, documents="mine", priority="high", model=3)
+
+    assert found == Record("chat", {"messages": HELLO, "max_tokens": 5, "temperature": 0})
+
+
+def test_messages_win_over_a_prompt_beside_them() -> None:
+    assert plain(messages=HELLO, prompt="hello").body == {"messages": HELLO}
+
+
+def test_null_messages_leave_the_prompt() -> None:
+    assert plain(messages=None, prompt="hello") == Record("completion", {"prompt": "hello"})
+
+
+@pytest.mark.parametrize("record", [{}, {"x": 1}, {"prompt": None}, {"messages": None}])
+def test_a_plain_record_needs_messages_or_a_prompt(record: dict[str, Any]) -> None:
+    assert refused(PLAIN, record).kind == "request.missing_field"
+
+
+def test_a_field_with_the_answers_name_is_refused() -> None:
+    found = refused(PLAIN, {"prompt": "a", "answer": None})
+
+    assert (found.kind, found.param) == ("parse.answer_key_taken", "answer")
 
 
 @pytest.mark.parametrize(
-    ("fields", "param"),
+    ("name", "value"),
     [
-        ({"temperature": "hot"}, "temperature"),
-        ({"temperature": -0.1}, "temperature"),
-        ({"top_p": 0}, "top_p"),
-        ({"top_p": 1.1}, "top_p"),
-        ({"top_k": 1.5}, "top_k"),
-        ({"min_p": 2}, "min_p"),
-        ({"n": 0}, "n"),
-        ({"n": 100_000}, "n"),
-        ({"max_tokens": 0}, "max_tokens"),
-        ({"max_tokens": "16"}, "max_tokens"),
-        ({"max_tokens": True}, "max_tokens"),
-        ({"seed": 2**64}, "seed"),
-        ({"stop": [1]}, "stop[0]"),
-        ({"stop": ""}, "stop"),
-        ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
-        ({"presence_penalty": 3}, "presence_penalty"),
-        ({"frequency_penalty": -3}, "frequency_penalty"),
-        ({"repetition_penalty": 0}, "repetition_penalty"),
-        ({"logprobs": "many"}, "logprobs"),
+        ("temperature", "hot"),
+        ("temperature", 2.5),
+        ("temperature", -0.1),
+        ("temperature", True),
+        ("top_p", 0),
+        ("top_p", 1.1),
+        ("top_k", 1.5),
+        ("top_k", -2),
+        ("min_p", 2),
+        ("seed", 1.5),
+        ("n", 0),
+        ("n", 5000),
+        ("n", True),
+        ("max_tokens", 0),
+        ("max_tokens", "16"),
+        ("max_tokens", 1.5),
+        ("min_tokens", -1),
+        ("presence_penalty", 3),
+        ("frequency_penalty", -3),
+        ("repetition_penalty", 0),
+        ("stop", 5),
+        ("stop", ""),
+        ("stop_token_ids", ["a"]),
+        ("stop_token_ids", [-1]),
+        ("logit_bias", [1]),
+        ("bad_words", "a"),
+        ("ignore_eos", "yes"),
+        ("ignore_eos", 1),
+        ("logprobs", 2),
+        ("top_logprobs", "2"),
+        ("truncation_side", "middle"),
+        ("reasoning_effort", "some"),
+        ("chat_template_kwargs", []),
     ],
 )
-def test_a_parameter_of_wrong_type_or_range_is_named(fields: dict[str, Any], param: str) -> None:
-    error = refused({"prompt": "secret text"} | fields)
+@pytest.mark.parametrize("reader", [PLAIN, OPENAI], ids=["plain", "openai"])
+def test_a_parameter_of_a_wrong_type_or_out_of_range_is_refused_by_name(
+    reader: RecordReader, name: str, value: Any
+) -> None:
+    body = {"messages": HELLO, name: value}
 
-    assert (error.stage, error.code, error.param) == ("request", "invalid_parameter", param)
-    assert "secret" not in error.message
+    found = refused(reader, body if reader is PLAIN else batch_line(body))
+
+    assert found.kind == "request.invalid_parameter"
+    assert (found.param or "").partition("[")[0] == name
+    assert name in found.message
+    assert "expected" in found.message or "allowed" in found.message
+
+
+def test_a_number_that_is_beyond_64_bits_is_refused_and_does_not_crash() -> None:
+    found = refused(PLAIN, b'{"prompt": "a", "seed": 123456789012345678901234567890}')
+
+    assert (found.kind, found.param) == ("request.invalid_parameter", "seed")
+
+
+def test_errors_repeat_no_text_of_the_record() -> None:
+    found = refused(PLAIN, {"messages": [{"role": "user", "content": {"secret": "my secret text"}}]})
+
+    assert found.param == "messages[0].content"
+    assert "secret" not in found.message
 
 
 @pytest.mark.parametrize(
-    "fields",
+    ("messages", "param"),
     [
-        {"tools": [{"type": "function"}]},
-        {"response_format": {"type": "json_object"}},
-        {"structured_outputs": {"regex": "a"}},
-        {"guided_json": {}},
-        {"stream": True},
-        {"prompt_logprobs": 1},
-        {"echo": True},
-        {"use_beam_search": True},
+        ([], "messages"),
+        ("hello", "messages"),
+        ([1], "messages[0]"),
+        ([{"content": "a"}], "messages[0].role"),
+        ([{"role": "", "content": "a"}], "messages[0].role"),
+        ([*HELLO, {"role": "user"}], "messages[1].content"),
+        ([{"role": "user", "content": 5}], "messages[0].content"),
+        ([{"role": "user", "content": [7]}], "messages[0].content[0]"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text"),
+        ([{"role": "user", "content": [{"type": "text", "text": None}]}], "messages[0].content[0].text"),
     ],
 )
-def test_what_is_not_served_is_refused_and_never_ignored(fields: dict[str, Any]) -> None:
-    for record, shape in ((CHAT | fields, "plain"), (openai(CHAT | fields), "openai")):
-        error = refused(record, shape)  # type: ignore[arg-type]
-        assert (error.stage, error.code, error.param) == ("request", "unsupported_parameter", next(iter(fields)))
+def test_malformed_messages_are_refused_by_their_place(messages: Any, param: str) -> None:
+    found = refused(PLAIN, {"messages": messages})
+
+    assert (found.stage, found.param) == ("request", param)
 
 
-@pytest.mark.parametrize(
-    ("record", "code"),
-    [
-        (openai(CHAT | {"max_tokenz": 3}), "unknown_field"),
-        (openai(CHAT, url="/v1/embeddings"), "unsupported_url"),
-        (openai(CHAT, url=7), "unsupported_url"),
-        (openai(CHAT, method="GET"), "unsupported_method"),
-        (openai(CHAT) | {"body": []}, "invalid_parameter"),
-        (openai({}), "missing_field"),
-        ({"custom_id": "a", "url": "/v1/completions"}, "missing_field"),
-    ],
-)
-def test_an_openai_line_that_cannot_be_served_says_why(record: dict[str, Any], code: str) -> None:
-    error = refused(record, "openai")
+@pytest.mark.parametrize("part", ["image_url", "input_audio", "video_url", "file", "nonsense"])
+def test_content_that_is_no_text_is_refused_as_not_supported(part: str) -> None:
+    found = refused(PLAIN, {"messages": [{"role": "user", "content": [{"type": part, part: {"url": "x"}}]}]})
 
-    assert (error.stage, error.code) == ("request", code)
+    assert (found.kind, found.param) == ("request.unsupported_content", "messages[0].content[0]")
 
 
-def test_an_unknown_field_names_the_one_that_was_meant() -> None:
-    assert "did you mean 'max_tokens'?" in refused(openai(CHAT | {"max_tokenz": 3}), "openai").message
+def test_text_parts_and_an_assistant_without_content_are_fine() -> None:
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "a"}, "b"]},
+        {"role": "assistant", "content": None, "tool_calls": []},
+    ]
+
+    assert plain(messages=messages).body == {"messages": messages}
 
 
 @pytest.mark.parametrize("prompt", ["", []])
-def test_an_empty_prompt_is_a_length_error(prompt: object) -> None:
-    error = refused({"prompt": prompt})
+def test_an_empty_prompt_is_refused(prompt: Any) -> None:
+    found = refused(PLAIN, {"prompt": prompt})
 
-    assert (error.stage, error.code) == ("length", "empty_prompt")
+    assert (found.kind, found.param) == ("length.empty_prompt", "prompt")
+
+
+@pytest.mark.parametrize("prompt", [[1, -2], [1, True], [1, 2.5], [None], [1, 2**40]])
+def test_a_list_that_is_not_of_token_ids_is_refused(prompt: Any) -> None:
+    assert refused(PLAIN, {"prompt": prompt}).kind == "request.invalid_parameter"
+
+
+def test_several_prompts_in_one_record_are_not_supported() -> None:
+    assert refused(PLAIN, {"prompt": ["a", "b"]}).kind == "request.unsupported_parameter"
+    assert refused(PLAIN, {"prompt": [[1], [2]]}).kind == "request.unsupported_parameter"
+
+
+@pytest.mark.parametrize("prompt", ["a", [1, 2]])
+def test_a_list_of_one_prompt_is_that_prompt(prompt: Any) -> None:
+    assert plain(prompt=[prompt]).body == {"prompt": prompt}
 
 
 @pytest.mark.parametrize(
-    "messages",
+    ("name", "value"),
     [
-        [],
-        "hi",
-        [{"content": "no role"}],
-        [{"role": "user", "content": None}],
-        [{"role": "user", "content": 5}],
-        [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}]}],
-        [{"role": "user", "content": [{"type": "text"}]}],
+        ("tools", [{"type": "function"}]),
+        ("tool_choice", "auto"),
+        ("response_format", {"type": "json_object"}),
+        ("structured_outputs", {"regex": "a"}),
+        ("guided_json", {}),
+        ("prompt_logprobs", 1),
+        ("echo", True),
+        ("use_beam_search", True),
+        ("best_of", 3),
+        ("stream", True),
+        ("stream_options", {"include_usage": True}),
+        ("chat_template", "{{ x }}"),
+        ("thinking_token_budget", 5),
+        ("vllm_xargs", {"a": 1}),
     ],
 )
-def test_messages_that_cannot_be_rendered_are_refused(messages: object) -> None:
-    error = refused({"messages": messages})
+@pytest.mark.parametrize("reader", [PLAIN, OPENAI], ids=["plain", "openai"])
+def test_what_vllm_could_do_and_we_do_not_is_refused_and_never_dropped(
+    reader: RecordReader, name: str, value: Any
+) -> None:
+    body = {"messages": HELLO, name: value}
 
-    assert error.stage == "request"
-    assert error.param is not None
-    assert error.param.startswith("messages")
+    found = refused(reader, body if reader is PLAIN else batch_line(body))
+
+    assert (found.kind, found.param) == ("request.unsupported_parameter", name)
+    assert "not supported" in found.message
+
+
+def test_a_suffix_is_a_parameter_of_completions_and_a_column_beside_messages() -> None:
+    assert refused(PLAIN, {"prompt": "a", "suffix": "b"}).kind == "request.unsupported_parameter"
+    assert plain(messages=HELLO, suffix="b").body == {"messages": HELLO}
+
+
+@pytest.mark.parametrize("name", sorted(UNSUPPORTED))
+def test_an_unsupported_field_that_asks_for_nothing_is_fine(name: str) -> None:
+    for value in (None, *UNSUPPORTED[name]):
+        body = {"messages": HELLO, name: value}
+
+        assert OPENAI.read(orjson.dumps(batch_line(body))).body == {"messages": HELLO}
+
+
+@pytest.mark.parametrize("name", sorted(IGNORED))
+def test_a_standard_field_that_changes_no_answer_is_ignored(name: str) -> None:
+    body = {"messages": HELLO, name: {"any": "value"}}
+
+    assert OPENAI.read(orjson.dumps(batch_line(body))).body == {"messages": HELLO}
 
 
 @pytest.mark.parametrize(
-    ("prompt", "expected"), [("text", "text"), ([1, 2], [1, 2]), (["one"], "one"), ([[1, 2]], [1, 2])]
+    ("name", "meant"), [("temprature", "temperature"), ("max_token", "max_tokens"), ("stop_tokens", "stop_token_ids")]
 )
-def test_one_prompt_is_served_however_it_is_wrapped(prompt: object, expected: object) -> None:
-    assert read({"prompt": prompt}).body == {"prompt": expected}
+def test_an_unknown_body_field_is_refused_with_the_nearest_name(name: str, meant: str) -> None:
+    found = refused(OPENAI, batch_line({"messages": HELLO, name: 1}))
 
-
-def test_several_prompts_in_one_record_are_refused() -> None:
-    assert refused({"prompt": ["one", "two"]}).code == "unsupported_parameter"
-
-
-@pytest.mark.parametrize("sampling", [{"max_tokenz": 1}, {"temperature": "hot"}, {"tools": [1]}])
-def test_wrong_defaults_fail_before_any_record(sampling: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="sampling default"):
-        RecordReader("plain", "response", sampling)
+    assert (found.kind, found.param) == ("request.unknown_field", name)
+    assert f"did you mean '{meant}'?" in found.message
 
 
 def test_the_contract_names_exactly_the_parameters_that_are_served() -> None:
     assert (SERVED["chat"] | SERVED["completion"]) - {"messages", "prompt"} == SAMPLING_FIELDS
+
+
+def test_no_name_is_both_served_and_not() -> None:
+    for served in SERVED.values():
+        assert not served & IGNORED
+        assert not served & UNSUPPORTED.keys()
+    assert not IGNORED & UNSUPPORTED.keys()
+
+
+@pytest.mark.parametrize("name", ["custom_id", "url", "body"])
+def test_a_batch_line_needs_all_its_fields(name: str) -> None:
+    line = batch_line({"messages": HELLO})
+    del line[name]
+
+    found = refused(OPENAI, line)
+
+    assert (found.kind, found.param) == ("request.missing_field", name)
+
+
+def test_a_batch_line_for_another_method_url_or_body_type_is_refused() -> None:
+    assert refused(OPENAI, batch_line({}) | {"method": "GET"}).kind == "request.unsupported_method"
+    assert refused(OPENAI, batch_line({}, "/v1/embeddings")).kind == "request.unsupported_url"
+    assert refused(OPENAI, batch_line({}) | {"url": 5}).kind == "request.unsupported_url"
+    assert refused(OPENAI, batch_line("hello")).param == "body"
+
+
+def test_a_batch_line_for_completions_gives_a_completion() -> None:
+    found = OPENAI.read(orjson.dumps(batch_line({"prompt": [1, 2], "logprobs": 2}, "/v1/completions")))
+
+    assert found == Record("completion", {"prompt": [1, 2], "logprobs": 2})
+
+
+def test_a_null_field_is_a_field_left_out() -> None:
+    reader = RecordReader("plain", "answer", {"temperature": 0.5})
+
+    found = reader.read(orjson.dumps({"prompt": "a", "temperature": None, "stop": None}))
+
+    assert found.body == {"prompt": "a", "temperature": 0.5}
+
+
+def test_the_runs_defaults_fill_what_a_record_leaves_out_and_a_records_own_value_wins() -> None:
+    reader = RecordReader("plain", "answer", {"temperature": 0.5, "top_p": 0.9})
+
+    found = reader.read(orjson.dumps({"prompt": "a", "temperature": 0}))
+
+    assert found.body == {"prompt": "a", "temperature": 0, "top_p": 0.9}
+
+
+@pytest.mark.parametrize("default", ["max_tokens", "max_completion_tokens"])
+@pytest.mark.parametrize("own", ["max_tokens", "max_completion_tokens"])
+def test_both_names_of_the_token_limit_are_one_parameter(default: str, own: str) -> None:
+    reader = RecordReader("plain", "answer", {default: 5})
+
+    assert reader.read(orjson.dumps({"messages": HELLO, own: 7})).body == {"messages": HELLO, own: 7}
+    assert reader.read(orjson.dumps({"messages": HELLO})).body == {"messages": HELLO, default: 5}
+    assert reader.read(orjson.dumps({"prompt": "a", own: 7})).body == {"prompt": "a", "max_tokens": 7}
+    assert reader.read(orjson.dumps({"prompt": "a"})).body == {"prompt": "a", "max_tokens": 5}
+
+
+def test_a_default_of_one_endpoint_is_not_forced_on_the_other() -> None:
+    reader = RecordReader("plain", "answer", {"top_logprobs": 2, "logprobs": True})
+
+    assert reader.read(orjson.dumps({"messages": HELLO})).body["top_logprobs"] == 2
+    assert refused(reader, {"prompt": "a"}).param == "logprobs"
+
+
+@pytest.mark.parametrize(
+    ("sampling", "words"),
+    [
+        ({"temprature": 1}, "temprature"),
+        ({"messages": HELLO}, "messages"),
+        ({"tools": [{}]}, "tools"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"logprobs": "many"}, "logprobs"),
+    ],
+)
+def test_wrong_defaults_are_refused_before_any_record_is_read(sampling: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        RecordReader("plain", "answer", sampling)
+
+
+def test_deep_nesting_inside_a_parameter_is_an_error_and_no_crash() -> None:
+    deep = b'{"messages": [{"role": "user", "content": %b}]}' % (b"[" * 900 + b"]" * 900)
+
+    assert refused(PLAIN, deep).stage == "request"

@@ -153,7 +153,7 @@ def test_keeping_invalid_records_is_the_same_run_only_while_there_are_none(place
 
 def test_fewer_partitions_than_asked_for_are_still_the_same_run(place: Place) -> None:
     first = place.split(partition_count=50)
-    assert first.notes == ("there are 10 partitions of one record each, not 50: there are no more records",)
+    assert first.notes == ("one record per partition gives 10, not 50: there are no more records",)
     assert place.partitions() == [RECORD] * 10
 
     assert not place.split(partition_count=50).created
