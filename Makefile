@@ -35,9 +35,9 @@ format: .venv/dev.stamp ## write the standard format
 	.venv/bin/ruff format $(SOURCES)
 
 bench: .venv/dev.stamp ## the figures in README
-	.venv/bin/python benchmarks/split.py
-	.venv/bin/python benchmarks/engine.py
-	.venv/bin/python benchmarks/hostpath.py
+	.venv/bin/python -m benchmarks.split
+	.venv/bin/python -m benchmarks.engine
+	.venv/bin/python -m benchmarks.hostpath
 
 clean: ## remove what the targets made
 	rm -rf .venv models runs build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
