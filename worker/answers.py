@@ -233,7 +233,10 @@ def summarize_line(line: bytes, shape: Shape, answer_key: str) -> Summary:
         body = _Body() if found.response is None else found.response.body
         error = found.error or body.error
     else:
-        body = msgspec.json.decode(_decode(_decode_fields, line)[answer_key], type=_Body)
+        fields = _decode(_decode_fields, line)
+        if answer_key not in fields:
+            raise msgspec.ValidationError(f"read answer: the line has no field {answer_key!r}")
+        body = msgspec.json.decode(fields[answer_key], type=_Body)
         error = body.error
     if error is not None:
         return Summary(f"{error.stage}.{error.code}")
