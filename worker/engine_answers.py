@@ -15,6 +15,7 @@ from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionReque
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.outputs import CompletionOutput, RequestOutput
 
+from worker.engine_requests import Request
 from worker.record_errors import RecordError
 
 
@@ -25,13 +26,14 @@ class AnswerMaker:
         self._model_name = model_name
         self._tokenizer = tokenizer
 
-    def make(self, output: RequestOutput, request: ChatCompletionRequest | CompletionRequest) -> dict[str, Any]:
+    def make(self, output: RequestOutput, request: Request) -> dict[str, Any]:
         """The response body, without `id` and `created`.
 
         Raises:
             RecordError: the engine gave the request up.
         """
-        is_chat = isinstance(request, ChatCompletionRequest)
+        asked = request.body
+        is_chat = isinstance(asked, ChatCompletionRequest)
         choices = sorted(output.outputs, key=attrgetter("index"))
         for choice in choices:
             if choice.finish_reason in (None, "error", "abort"):
@@ -40,19 +42,21 @@ class AnswerMaker:
             "object": "chat.completion" if is_chat else "text_completion",
             "model": self._model_name,
             "choices": [
-                self._chat_choice(choice, request) if is_chat else self._completion_choice(choice, request, output)
+                self._chat_choice(choice, asked, request.role)
+                if is_chat
+                else self._completion_choice(choice, asked, output)
                 for choice in choices
             ],
             "usage": usage_of(output),
         }
-        if is_chat and request.return_token_ids:
+        if is_chat and asked.return_token_ids:
             body["prompt_token_ids"] = list(output.prompt_token_ids)
         return body
 
-    def _chat_choice(self, choice: CompletionOutput, request: ChatCompletionRequest) -> dict[str, Any]:
+    def _chat_choice(self, choice: CompletionOutput, request: ChatCompletionRequest, role: str) -> dict[str, Any]:
         found: dict[str, Any] = {
             "index": choice.index,
-            "message": {"role": "assistant", "content": choice.text},
+            "message": {"role": role, "content": choice.text},
             "logprobs": self._chat_logprobs(choice, request) if request.logprobs else None,
             "finish_reason": choice.finish_reason,
             "stop_reason": choice.stop_reason,
@@ -81,6 +85,8 @@ class AnswerMaker:
         content = []
         for token_id, ranked in _steps(choice):
             own = self._chat_entry(token_id, ranked, as_ids=as_ids)
+            # Of the sampled token's text, even where its number stands for it; of the others' names. So has vLLM.
+            own["bytes"] = _bytes_of(self._token(token_id, ranked, as_ids=False))
             own["top_logprobs"] = [
                 self._chat_entry(shown, ranked, as_ids=as_ids) for shown in islice(ranked, shown_count)
             ]
@@ -89,7 +95,7 @@ class AnswerMaker:
 
     def _chat_entry(self, token_id: int, ranked: Mapping[int, Any], *, as_ids: bool) -> dict[str, Any]:
         token = self._token(token_id, ranked, as_ids=as_ids)
-        return {"token": token, "logprob": ranked[token_id].logprob, "bytes": list(token.encode("utf-8", "replace"))}
+        return {"token": token, "logprob": ranked[token_id].logprob, "bytes": _bytes_of(token)}
 
     def _completion_logprobs(self, choice: CompletionOutput, request: CompletionRequest) -> dict[str, Any]:
         as_ids = bool(request.return_tokens_as_token_ids)
@@ -119,6 +125,10 @@ class AnswerMaker:
             return f"token_id:{token_id}"
         decoded: str | None = ranked[token_id].decoded_token
         return str(self._tokenizer.decode([token_id])) if decoded is None else decoded
+
+
+def _bytes_of(token: str) -> list[int]:
+    return list(token.encode("utf-8", "replace"))
 
 
 def _steps(choice: CompletionOutput) -> Iterator[tuple[int, Mapping[int, Any]]]:

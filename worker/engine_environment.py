@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from worker.contract.errors import EngineBootError
+from worker.record_fields import MAX_STOP_STRINGS
 
 CORES_FOR_A_CORE_PROCESS = 4
 """Per GPU of the machine. With fewer, vLLM's engine core and the process that feeds it take each other's time."""
@@ -22,7 +23,7 @@ MAX_CAUSE_CHARS = 1000
 
 def prepare_environment(model: str, engine_args: Mapping[str, Any]) -> None:
     """Set what vLLM reads on being imported. A variable that is set already wins."""
-    defaults = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+    defaults = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_MAX_STOP_STRINGS": str(MAX_STOP_STRINGS)}
     if Path(model).is_dir():
         defaults["HF_HUB_OFFLINE"] = "1"
     gpu_count = _gpu_count()

@@ -49,7 +49,9 @@ class Request:
     params: Any
     """vLLM's `SamplingParams`."""
     body: ChatCompletionRequest | CompletionRequest
-    """As vLLM's OpenAI layer knows it: says what the answer has to show."""
+    """As vLLM's OpenAI layer knows it, but without its text: says what the answer has to show."""
+    role: str
+    """Of an answer's message: not the assistant's if it goes on with another's."""
 
 
 class _Parameters:
@@ -82,6 +84,7 @@ class _Parameters:
 class _Draft:
     parameters: _Parameters
     add_special_tokens: bool
+    role: str = "assistant"
     text: str | None = None
     token_ids: list[int] = field(default_factory=list)
 
@@ -126,7 +129,10 @@ class RequestMaker:
             self._take_prompt(draft, record.body["prompt"])
         else:
             # A chat template's text has its BOS already: `add_special_tokens` is false unless the record asks for it.
-            _, rendered = self._renderer.render_messages(_modern(record.body["messages"]), parameters.chat_params)
+            messages = _modern(record.body["messages"])
+            _, rendered = self._renderer.render_messages(messages, parameters.chat_params)
+            if not parameters.body.add_generation_prompt:
+                draft.role = messages[-1]["role"]
             self._take_prompt(draft, rendered.get("prompt_token_ids") or rendered["prompt"])
         if parameters.body.truncate_prompt_tokens is not None:
             self._truncate(draft)
@@ -185,6 +191,7 @@ class RequestMaker:
             tokens_input(draft.token_ids, cache_salt=parameters.body.cache_salt),
             parameters.sampling_params(max_tokens, self._sampling_defaults),
             parameters.body,
+            draft.role,
         )
 
     def _too_long(self, got: str, most: str) -> RecordError:
@@ -219,7 +226,8 @@ def record_error(error: Exception) -> RecordError:
         return error
     if isinstance(error, ValidationError):
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        param = ".".join(str(step) for step in first["loc"]) or None
+        # The steps behind the field's name are pydantic's own, such as which type of a union it has tried.
+        param = str(first["loc"][0]) if first["loc"] else None
         return RecordError("request", "invalid_parameter", f"read {param or 'body'}: {_cut(first['msg'])}", param)
     if isinstance(error, VLLMValidationError):
         # `str()` of it would append the value.

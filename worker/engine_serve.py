@@ -11,7 +11,6 @@ import itertools
 import math
 import time
 from collections import deque
-from dataclasses import dataclass
 from typing import Any
 
 from vllm.v1.engine.exceptions import EngineDeadError
@@ -34,13 +33,6 @@ ADMIT_COUNT = 64
 PROGRESS_EVERY_S = 1.0
 RESULTS_BYTES = 16 << 20
 """About the size at which a Results message is sent off: answers with logprobs are megabytes each."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Pending:
-    item: Item
-    body: Any
-    """The request as vLLM's OpenAI layer knows it."""
 
 
 def boot_engine(boot: Boot, started: float) -> tuple[Server, Ready]:
@@ -71,7 +63,7 @@ class Server:
         self._lines = LineWriter.from_boot(boot)
         self._max_num_seqs: int = engine.vllm_config.scheduler_config.max_num_seqs
         self._backlog: deque[Item] = deque()
-        self._pending: dict[str, _Pending] = {}
+        self._pending: dict[str, tuple[Item, Request]] = {}
         self._request_ids = map(str, itertools.count())
         self._step_count = 0
         self._progress_at = 0.0
@@ -124,7 +116,7 @@ class Server:
             # Of several choices some may be in already.
             self._engine.abort_request([request_id])
             return record_error(error)
-        self._pending[request_id] = _Pending(item, request.body)
+        self._pending[request_id] = item, request
         return None
 
     def _step(self) -> list[Result]:
@@ -133,19 +125,19 @@ class Server:
         return [self._answered(output) for output in outputs if output.finished]
 
     def _answered(self, output: Any) -> Result:
-        pending = self._pending.pop(output.request_id)
+        item, request = self._pending.pop(output.request_id)
         try:
-            body = self._answers.make(output, pending.body)
+            body = self._answers.make(output, request)
         except RecordError as error:
-            return self._failed(pending.item, error)
+            return self._failed(item, error)
         usage = body["usage"]
         return Result(
-            pending.item.ordinal,
+            item.ordinal,
             "",
             usage["prompt_tokens"],
             usage.get("prompt_tokens_details", {}).get("cached_tokens", 0),
             usage["completion_tokens"],
-            self._lines.result_line(pending.item, body),
+            self._lines.result_line(item, body),
         )
 
     def _failed(self, item: Item, error: RecordError) -> Result:

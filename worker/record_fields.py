@@ -19,6 +19,9 @@ MAX_CHOICES = 1024
 """Of `n`. Each choice is a sequence of its own, made when the request is added: vLLM's limit of 16,384 is enough to
 stall an engine, or to exhaust its memory, by one record."""
 
+MAX_STOP_STRINGS = 1024
+"""Of `stop`. vLLM's OpenAI layer takes 4, its engine any number; each is searched for in every token's text."""
+
 _Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _Positive = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
 _TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
@@ -42,7 +45,7 @@ class _Generation(msgspec.Struct, frozen=True, kw_only=True):
     frequency_penalty: _Penalty | None = None
     repetition_penalty: Annotated[float, msgspec.Meta(gt=0.0)] | None = None
     repetition_detection: dict[str, Any] | None = None
-    stop: _Text | list[_Text] | None = None
+    stop: _Text | Annotated[list[_Text], msgspec.Meta(max_length=MAX_STOP_STRINGS)] | None = None
     stop_token_ids: list[_TokenId] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
@@ -158,6 +161,9 @@ PLAIN_DATA = frozenset(
 """Names that at the top of a plain record are likelier the user's own columns than parameters, and that change no
 answer when they are carried. `suffix` counts as a parameter beside a `prompt`, which it would complete."""
 
+_RENDERERS_OWN = ("chat_template", "return_dict", "tokenize")
+"""Not to be set by `chat_template_kwargs`: a template is a program, and vLLM too runs none that came with a request."""
+
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 
 
@@ -196,6 +202,10 @@ def check_body(endpoint: Endpoint, body: dict[str, Any]) -> None:
     if isinstance(checked, _Chat):
         for index, message in enumerate(checked.messages):
             _check_content(f"messages[{index}].content", message)
+        for name in _RENDERERS_OWN:
+            if name in (checked.chat_template_kwargs or ()):
+                at = f"chat_template_kwargs.{name}"
+                raise RecordError("request", "unsupported_parameter", f"read {at}: not a record's to set", at)
     elif isinstance(checked, _Completion):
         _check_prompt(checked.prompt)
 

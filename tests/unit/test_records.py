@@ -242,6 +242,13 @@ def test_what_vllm_could_do_and_we_do_not_is_refused_and_never_dropped(
     assert "not supported" in found.message
 
 
+@pytest.mark.parametrize("name", ["chat_template", "tokenize", "return_dict"])
+def test_a_record_cannot_bring_a_chat_template_nor_change_how_it_is_rendered(name: str) -> None:
+    found = refused(PLAIN, {"messages": HELLO, "chat_template_kwargs": {name: "{{ 1 }}"}})
+
+    assert (found.kind, found.param) == ("request.unsupported_parameter", f"chat_template_kwargs.{name}")
+
+
 def test_a_suffix_is_a_parameter_of_completions_and_a_column_beside_messages() -> None:
     assert refused(PLAIN, {"prompt": "a", "suffix": "b"}).kind == "request.unsupported_parameter"
     assert plain(messages=HELLO, suffix="b").body == {"messages": HELLO}
