@@ -9,7 +9,6 @@ import functools
 import glob
 import os
 import re
-import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -19,8 +18,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from submitter.reading import LOCAL_READ_BYTES, ObservedReader, buffered, decompressed_stream, named_errors
+from submitter.standard_input import StandardInput
 from worker.contract.compression import MAGIC_BYTES, compression_of
-from worker.contract.errors import InputError, UsageError
+from worker.contract.errors import InputError
 from worker.contract.formats import Checksum
 from worker.contract.layout import normalize_uri, split_s3_uri
 from worker.contract.plan import InputObject
@@ -72,7 +72,8 @@ def open_inputs(
             if argument == STDIN_ARGUMENT:
                 _name_once(named_by, STDIN_NAME, STDIN_NAME, argument)
                 spool = stack.enter_context(tempfile.NamedTemporaryFile(prefix="llm-array-stdin-", suffix=".jsonl"))
-                inputs.append(_spool_stdin(stdin or _standard_input(), spool.name))
+                stream = stdin or stack.enter_context(StandardInput())
+                inputs.append(_spool_stdin(stream, spool.name))
                 continue
             found = _expand(argument, run_identity)
             left_out += found.left_out
@@ -233,13 +234,7 @@ def _encoded(uri: str) -> bytes:
         raise InputError(f"read {uri!r}: its name is not UTF-8", hint="rename it, or pipe it in") from error
 
 
-def _standard_input() -> BinaryIO:
-    if sys.stdin is None:
-        raise UsageError("read standard input: it is closed")
-    return sys.stdin.buffer
-
-
-def _spool_stdin(stdin: BinaryIO, path: str) -> Input:
+def _spool_stdin(stdin: BinaryIO | StandardInput, path: str) -> Input:
     checksum, size_bytes = Checksum(), 0
 
     def observe(content: bytes) -> None:

@@ -145,7 +145,7 @@ def changed(uri: str, what: str, expected: object, got: object) -> InputError:
 class ObservedReader(io.RawIOBase):
     """Shows what is read from a stream to a function. Leaves the stream open."""
 
-    def __init__(self, stream: BinaryIO, observe: Callable[[bytes], None]) -> None:
+    def __init__(self, stream: BinaryIO | io.RawIOBase, observe: Callable[[bytes], None]) -> None:
         self._stream = stream
         self._observe = observe
 
@@ -153,7 +153,7 @@ class ObservedReader(io.RawIOBase):
         return True
 
     def readinto(self, buffer: bytearray) -> int:  # type: ignore[override]
-        content = self._stream.read(len(buffer))
+        content = self._stream.read(len(buffer)) or b""
         buffer[: len(content)] = content
         self._observe(content)
         return len(content)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -339,3 +341,26 @@ def test_an_argument_that_is_not_utf_8_is_wrong_usage(submit: Submit) -> None:
 
     assert done.exit_code == 2
     assert "is not UTF-8" in done.error["message"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_split_with_75_and_leaves_no_spool(tmp_path: Path, number: signal.Signals) -> None:
+    """Standard input that never ends keeps the command reading."""
+    with subprocess.Popen(
+        [SUBMIT, "split", "-", "--run", "r", "--model", "m", "--partitions", "2", "--json"],
+        cwd=tmp_path,
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdin
+        assert process.stderr
+        # More than a pipe holds: once it is all taken, the command is reading.
+        process.stdin.write(LINES * 10_000)
+        process.stdin.flush()
+        process.send_signal(number)
+        said = process.stderr.read()
+        assert process.wait(30) == 75
+
+    assert orjson.loads(said.strip().split(b"\n")[-1])["error"]["code"] == "interrupted"
+    assert list(tmp_path.iterdir()) == []
