@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import os
 import pty
+import termios
 from pathlib import Path
 from typing import Any
 
@@ -82,8 +83,11 @@ def test_without_a_terminal_progress_is_plain_lines_now_and_then(monkeypatch: py
     assert stream.getvalue().endswith(" left\n")
 
 
-def test_on_a_terminal_progress_is_a_bar() -> None:
+def test_on_a_terminal_progress_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("COLUMNS", "LINES"):
+        monkeypatch.delenv(name, raising=False)
     ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 100))
     with open(theirs, "w", encoding="utf-8") as stream, progress_bar("run", "records", stream) as show:  # noqa: PTH123
         show(5, 10, "some detail")
     drawn = os.read(ours, 1 << 16).decode()
