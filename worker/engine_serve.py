@@ -13,6 +13,7 @@ import time
 from collections import deque
 from typing import Any
 
+from vllm.utils.gc_utils import freeze_gc_heap
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.llm_engine import LLMEngine
 
@@ -69,6 +70,8 @@ class Server:
         self._progress_at = 0.0
 
     def run(self, channel: Channel) -> None:
+        # What vLLM and the model's load have left lives as long as the process: no collection need look at it again.
+        freeze_gc_heap()
         while True:
             self._receive(channel)
             results = self._admit()
