@@ -1,11 +1,12 @@
 """The calls to AWS Batch, each with its errors in our words.
 
-Reads are retried by the one policy of `worker.contract.retry`; botocore's own retries are off. SubmitJob is never
+Reads, and what may be repeated, are retried by the one policy of `worker.contract.retry`; botocore's own retries are off. SubmitJob is never
 repeated here: it has no client token, so a repeated call can make a second array. It says instead what is known.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from worker.contract.errors import ArrayError, BatchError, ConfigError
 if TYPE_CHECKING:
     from botocore.exceptions import BotoCoreError, ClientError
     from mypy_boto3_batch import BatchClient
+    from mypy_boto3_batch.literals import JobStatusType
 
 CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 30.0
@@ -23,6 +25,7 @@ CALL_S = CONNECT_TIMEOUT_S + READ_TIMEOUT_S
 """A call that has no answer by then gets none."""
 
 MAX_REASON_SHOWN = 300
+_DESCRIBED_AT_ONCE = 100
 
 Answer = TypeVar("Answer")
 
@@ -122,6 +125,32 @@ class Batch:
             ],
         )
         return sorted(found, key=lambda job: int(job.get("createdAt", 0)))
+
+    def describe_jobs(self, job_ids: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """Jobs by id. Batch leaves out those it no longer knows, a week or more after their end, and very new ones."""
+        found: dict[str, dict[str, Any]] = {}
+        for start in range(0, len(job_ids), _DESCRIBED_AT_ONCE):
+            some = job_ids[start : start + _DESCRIBED_AT_ONCE]
+            what = f"describe {len(some)} jobs"
+            jobs = self._read(what, functools.partial(self._client.describe_jobs, jobs=some))["jobs"]
+            found |= {job["jobId"]: dict(job) for job in jobs}
+        return found
+
+    def children(self, array_job_id: str, status: JobStatusType) -> list[dict[str, Any]]:
+        """The children of an array that are in one state."""
+        pages = self._client.get_paginator("list_jobs")
+        return self._read(
+            f"list children of job {array_job_id}",
+            lambda: [
+                dict(job)
+                for page in pages.paginate(arrayJobId=array_job_id, jobStatus=status)
+                for job in page["jobSummaryList"]
+            ],
+        )
+
+    def terminate_job(self, job_id: str, reason: str) -> None:
+        """End a job, with all children of an array, in whatever state it is. Nothing happens to one that has ended."""
+        self._read(f"terminate job {job_id}", lambda: self._client.terminate_job(jobId=job_id, reason=reason))
 
     def submit_job(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Call SubmitJob once.

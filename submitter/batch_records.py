@@ -62,7 +62,7 @@ class Known:
     def is_open(self) -> bool:
         return self.submitted is None
 
-    def queues(self, own_queue: str) -> list[str]:
+    def queues(self, own_queue: str | None = None) -> list[str]:
         """Where a job of this submission may be."""
         named = [self.submission.job_queue, *(claim.job_queue for claim in self.claims), own_queue]
         return list(dict.fromkeys(queue for queue in named if queue is not None))

@@ -13,11 +13,14 @@ import click
 
 from submitter.options import (
     BatchFlags,
+    RetryRequest,
     batch_options,
     config_option,
     json_option,
     local_options,
     plan_options,
+    processes_option,
+    retry_options,
 )
 from submitter.output import Output, reported_errors, show_events
 from submitter.settings import has_settings
@@ -93,6 +96,71 @@ def register(*, file: str, as_json: bool, region: str | None, **values: Any) -> 
     words = "registered" if found.outcome == "registered" else "unchanged, already registered"
     Output(as_json=as_json).document(found.to_dict(), [f"{found.name}:{found.revision} {words}"])
     return ExitCode.OK
+
+
+@cli.command(short_help="Submit what is left of a run.")
+@click.argument("run", metavar="RUN", envvar="SUBMIT_RUN")
+@batch_options
+@local_options
+@config_option
+@json_option
+def resume(*, run: str, batch_flags: BatchFlags, local: bool, parallel: int, as_json: bool) -> int:
+    """Submit the partitions of RUN that have no output yet: to AWS Batch, or with --local to this machine.
+
+    It starts a run that was only planned (split, retry-failed), too. Partitions in jobs that have not ended are left
+    alone. Queue and job definition are by default those of the run's last submission.
+    """
+    from submitter import resume as resuming  # noqa: PLC0415
+
+    output = Output(as_json=as_json)
+    if local:
+        return resuming.resume_locally(run, batch_flags, parallel, output)
+    return resuming.resume_on_batch(run, batch_flags, output)
+
+
+@cli.command(short_help="Terminate the jobs of a run.")
+@click.argument("run_uri", metavar="RUN")
+@click.option(
+    "--reason", metavar="TEXT", default="submit cancel", show_default=True, help="What AWS Batch shows as why."
+)
+@json_option
+def cancel(*, run_uri: str, reason: str, as_json: bool) -> int:
+    """Terminate every job of RUN on AWS Batch that has not ended. What is done is kept, and `submit resume` goes on.
+
+    Running workers write down what they have finished. A run on this machine is ended by Ctrl-C.
+    """
+    from submitter.cancel import cancel_run  # noqa: PLC0415
+
+    return cancel_run(run_uri, reason, Output(as_json=as_json))
+
+
+@cli.command(short_help="Recount a run against its plan.")
+@click.argument("run_uri", metavar="RUN")
+@processes_option
+@json_option
+def verify(*, run_uri: str, processes: int | None, as_json: bool) -> int:
+    """Recount all records, results, errors and tokens of RUN, and all checksums, against its plan and manifests.
+
+    Exits 0 if every partition is done and right, 65 if anything does not add up, and 75 if what is done adds up but
+    partitions are left.
+    """
+    from submitter.verify import verify_run  # noqa: PLC0415
+
+    return verify_run(run_uri, processes, Output(as_json=as_json))
+
+
+@cli.command("retry-failed", short_help="Plan a new run of the records that failed.")
+@retry_options
+@json_option
+def retry_failed(*, request: RetryRequest, as_json: bool) -> int:
+    """Plan a NEW run from the records of RUN that ended as errors: their own bytes, in order, with RUN's settings.
+
+    Like split it starts nothing: `submit resume NEW` does. RUN must be finished, unless --partial is given. The same
+    command again changes nothing.
+    """
+    from submitter.retry_failed import retry_failed_run  # noqa: PLC0415
+
+    return retry_failed_run(request, Output(as_json=as_json))
 
 
 _AGAIN = "the same command again goes on from here"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import click
@@ -14,6 +14,8 @@ from submitter.settings import FileSettings, merged_table, read_file
 from submitter.split import SplitRequest
 from worker.contract.errors import UsageError
 from worker.contract.layout import MAX_PARTITION_COUNT, normalize_uri
+from worker.contract.pairs import read_pairs
+from worker.contract.plan import Compression
 
 DEFAULT_ANSWER_KEY = "response"
 
@@ -31,6 +33,17 @@ class BatchFlags:
     tags: dict[str, str]
     dry_run: bool
 
+    def refuse_dry_run(self) -> None:
+        """Where no request is made that could be shown.
+
+        Raises:
+            UsageError: one was asked for.
+        """
+        if self.dry_run:
+            raise UsageError(
+                "read command line: --dry-run shows what AWS Batch would be asked, and --local asks nothing"
+            )
+
     def submit_options(self) -> SubmitOptions:
         """The same, checked against Batch's limits.
 
@@ -46,6 +59,28 @@ class BatchFlags:
             attempts=self.attempts,
             tags=self.tags,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryRequest:
+    """Which failed records make up a new run, and what is other in it than in the old one."""
+
+    run_uri: str
+    new_run_uri: str
+    only: tuple[str, ...] = ()
+    """Kinds of errors, as `stage` or `stage.code`; empty for all."""
+    partial: bool = False
+    """Take what there is of an unfinished run."""
+    model: str | None = None
+    partition_count: int | None = None
+    """None: as many as make partitions about as large as the old run's."""
+    compression: Compression | None = None
+    engines: int | None = None
+    engine_args: dict[str, Any] = field(default_factory=dict)
+    """Over the old run's, key by key; so is `sampling`."""
+    sampling: dict[str, Any] = field(default_factory=dict)
+    answer_key: str | None = None
+    process_count: int | None = None
 
 
 def _option(*names: str, **attributes: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -185,7 +220,7 @@ def batch_options(command: Callable[..., Any]) -> Callable[..., Any]:
     def wrapped(*args: Any, **values: Any) -> Any:
         settings = click.get_current_context().obj or FileSettings({}, {}, None)
         tags = merged_table("tags", settings, values.pop("tag"))
-        names = {field.name for field in fields(BatchFlags)} - {"tags", "timeout_s"}
+        names = {one.name for one in fields(BatchFlags)} - {"tags", "timeout_s"}
         flags = BatchFlags(
             tags={key: str(value) for key, value in tags.items()},
             timeout_s=values.pop("timeout"),
@@ -217,6 +252,69 @@ def batch_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "--dry-run", is_flag=True, help="Print the exact SubmitJob requests as JSON; write and submit nothing."
         ),
     )
+
+
+def retry_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Options that make up a `RetryRequest`, passed as `request`.
+
+    Neither variables nor the settings file give them: what stands there is of the run that failed.
+    """
+
+    @functools.wraps(command)
+    def wrapped(*args: Any, **values: Any) -> Any:
+        request = RetryRequest(
+            run_uri=normalize_uri(values.pop("failed_run")),
+            new_run_uri=normalize_uri(values.pop("run")),
+            only=values.pop("only"),
+            partial=values.pop("partial"),
+            model=values.pop("model"),
+            partition_count=values.pop("partitions"),
+            compression=values.pop("compress"),
+            engines=values.pop("engines"),
+            engine_args=read_pairs(values.pop("engine_arg"), "--engine-arg"),
+            sampling=read_pairs(values.pop("sampling"), "--sampling"),
+            answer_key=values.pop("answer_key"),
+            process_count=values.pop("processes"),
+        )
+        return command(*args, request=request, **values)
+
+    return _decorate(
+        wrapped,
+        click.argument("failed_run", metavar="RUN"),
+        click.option("--run", required=True, metavar="NEW", help="Where the new run lives."),
+        click.option(
+            "--only",
+            multiple=True,
+            metavar="STAGE[.CODE]",
+            help="Records with errors of this kind alone, such as engine or length.prompt_too_long. May be repeated.",
+        ),
+        click.option("--partial", is_flag=True, help="Take what has failed so far of an unfinished run."),
+        click.option("--model", metavar="MODEL", help="Another model."),
+        click.option(
+            "--partitions",
+            type=click.IntRange(1, MAX_PARTITION_COUNT),
+            metavar="N",
+            help="How many parts; default: parts about as large as RUN's.",
+        ),
+        click.option("--compress", type=click.Choice(["none", "gz", "zst"]), help="Another compression."),
+        click.option(
+            "--engines", type=click.IntRange(1, 64), metavar="N", help="Another number of engines per worker."
+        ),
+        click.option(
+            "--engine-arg", multiple=True, metavar="KEY=VALUE", help="Over RUN's engine arguments. May be repeated."
+        ),
+        click.option(
+            "--sampling", multiple=True, metavar="KEY=VALUE", help="Over RUN's sampling defaults. May be repeated."
+        ),
+        click.option("--answer-key", metavar="NAME", help="Another field for the answers of plain records."),
+        processes_option,
+    )
+
+
+def processes_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    return click.option(
+        "--processes", type=click.IntRange(1, 256), metavar="N", help="Processes that read; default: one per core."
+    )(command)
 
 
 def local_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -153,8 +153,8 @@ class Processes:
         except subprocess.TimeoutExpired:
             exit_code = "unknown"
         return ConfigError(
-            f"split inputs: a process ended before its work was done (exit code {exit_code})",
-            hint="if it was killed (-9), memory may have run out: split with fewer processes",
+            f"wait for process: it ended before its work was done (exit code {exit_code})",
+            hint="if it was killed (-9), memory may have run out: use fewer processes",
         )
 
 

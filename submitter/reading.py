@@ -170,7 +170,7 @@ def named_errors(name: str, compression: str = "none") -> Iterator[None]:
         # gzip and bz2 report bad data as an OSError without a number.
         if error.errno is None and compression != "none":
             raise _damaged(name, compression) from error
-        raise StorageError(f"split {name}: {error.strerror or type(error).__name__}") from error
+        raise StorageError(f"read {name}: {error.strerror or type(error).__name__}") from error
 
 
 def _bad_data_errors(compression: str) -> tuple[type[Exception], ...]:

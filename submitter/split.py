@@ -10,18 +10,23 @@ import os
 import re
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, BinaryIO, Literal
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+
+import msgspec
 
 from submitter.fingerprint import check_same_run, fingerprint_of
 from submitter.split_tuning import SplitTuning
 from worker.contract.errors import PlanExistsError, UsageError
 from worker.contract.formats import checksum_of, decode, encode, utc_now
 from worker.contract.layout import MAX_PARTITION_COUNT, RunLayout, normalize_uri
-from worker.contract.plan import Compression, InputObject, Partition, Plan, Shape
+from worker.contract.plan import Compression, InputObject, Partition, Plan, Shape, Source
 from worker.contract.sampling import RESERVED_ANSWER_KEYS, SAMPLING_FIELDS, nearest
 from worker.contract.store import NotFoundError, Store, open_store
+
+if TYPE_CHECKING:
+    from submitter.inputs import Input
 
 _RUN_NAME_LENGTH = 40
 
@@ -118,43 +123,73 @@ def split_run(
     """
     # `submit --help` does not split: what only splitting needs is imported by it.
     from submitter.inputs import open_inputs  # noqa: PLC0415
+
+    with open_inputs(request.inputs, normalize_uri(request.run_uri), stdin) as (inputs, notes):
+        result = split_inputs(request, inputs, progress=progress, tuning=tuning)
+        return replace(result, notes=(*notes, *result.notes))
+
+
+def split_inputs(
+    request: SplitRequest,
+    inputs: Sequence[Input],
+    *,
+    planned_inputs: Sequence[InputObject] | None = None,
+    sources_of: Callable[[Sequence[Source]], tuple[Source, ...]] = tuple,
+    progress: Callable[[SplitProgress], None] | None = None,
+    tuning: SplitTuning | None = None,
+) -> SplitResult:
+    """The same for inputs that are open, in place of those that the request names.
+
+    Args:
+        request: the settings.
+        inputs: what to split.
+        planned_inputs: what the plan names as its inputs; None for those that are split.
+        sources_of: from stretches of the inputs to those that the plan gives as a partition's sources.
+        progress: see `split_run`.
+        tuning: see `split_run`.
+
+    Raises:
+        InputError, PlanExistsError: see `split_run`.
+    """
     from submitter.meter import Meter  # noqa: PLC0415
     from submitter.processes import Processes  # noqa: PLC0415
 
     layout = RunLayout(normalize_uri(request.run_uri))
     store = open_store(layout.run_uri)
-    with open_inputs(request.inputs, layout.run_uri, stdin) as (inputs, notes):
-        planned_inputs = [one.planned for one in inputs]
-        fingerprint = fingerprint_of(request, planned_inputs)
-        same_plan = partial(_same_plan, store, layout, request, planned_inputs)
-        if plan := same_plan():
-            return SplitResult(plan=plan, created=False, notes=tuple(notes))
-        if next(iter(store.list(f"{layout.outputs}/")), None):
-            raise PlanExistsError(
-                f"plan run {layout.run_uri}: it has outputs, but no plan (expected neither)",
-                hint="they would be taken for this run's: choose another --run, or remove what is left of the old one",
-            )
-        sizes, total_bytes = tuning or SplitTuning(), sum(one.stored.size_bytes for one in inputs)
-        meter = Meter(progress, total_bytes)
-        with Processes(_process_count(request, sizes, total_bytes), meter) as processes:
-            # Imported while the processes start.
-            from submitter.passes import run_passes  # noqa: PLC0415
+    planned_inputs = planned_inputs or [one.planned for one in inputs]
+    fingerprint = fingerprint_of(request, planned_inputs)
+    same_plan = partial(_same_plan, store, layout, request, planned_inputs)
+    if plan := same_plan():
+        return SplitResult(plan=plan, created=False, notes=())
+    if next(iter(store.list(f"{layout.outputs}/")), None):
+        raise PlanExistsError(
+            f"plan run {layout.run_uri}: it has outputs, but no plan (expected neither)",
+            hint="they would be taken for this run's: choose another --run, or remove what is left of the old one",
+        )
+    sizes, total_bytes = tuning or SplitTuning(), sum(one.stored.size_bytes for one in inputs)
+    meter = Meter(progress, total_bytes)
+    with Processes(_process_count(request, sizes, total_bytes), meter) as processes:
+        # Imported while the processes start.
+        from submitter.passes import run_passes  # noqa: PLC0415
 
-            passed = run_passes(
-                request,
-                layout,
-                inputs,
-                tuning=sizes,
-                processes=processes,
-                meter=meter,
-                # Looked up again before anything is written: pass 1 may take hours.
-                before_writing=same_plan,
-            )
-        plan = _plan(request, layout, fingerprint, inputs=planned_inputs, passed=passed)
-        created = store.create(layout.plan, encode(plan), owner=secrets.token_hex(8))
-        if not created:
-            plan = same_plan() or plan
-        return SplitResult(plan=plan, created=created, notes=(*notes, *passed.notes))
+        passed = run_passes(
+            request,
+            layout,
+            inputs,
+            tuning=sizes,
+            processes=processes,
+            meter=meter,
+            # Looked up again before anything is written: pass 1 may take hours.
+            before_writing=same_plan,
+        )
+    partitions = tuple(
+        msgspec.structs.replace(partition, sources=sources_of(partition.sources)) for partition in passed.partitions
+    )
+    plan = _plan(request, layout, fingerprint, inputs=planned_inputs, passed=replace(passed, partitions=partitions))
+    created = store.create(layout.plan, encode(plan), owner=secrets.token_hex(8))
+    if not created:
+        plan = same_plan() or plan
+    return SplitResult(plan=plan, created=created, notes=passed.notes)
 
 
 def existing_plan(request: SplitRequest) -> Plan | None:

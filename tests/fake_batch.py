@@ -129,6 +129,19 @@ class FakeBatch:
             **fields,
         }
 
+    def set_children(self, job: Json, statuses: list[str]) -> None:
+        """Let the children of an array be in these states, and the array in what follows from them."""
+        job["children"] = statuses
+        job["arrayProperties"]["statusSummary"] = dict(Counter(statuses))
+        ended = {"SUCCEEDED", "FAILED"}.issuperset(statuses)
+        job["status"] = ("FAILED" if "FAILED" in statuses else "SUCCEEDED") if ended else "PENDING"
+
+    def end_terminated(self) -> None:
+        """The last containers of terminated jobs have ended."""
+        for job in self.jobs:
+            if job.get("isTerminated"):
+                self._end_some(job, lambda _status: True)
+
     def next_fault(self, operation: str) -> Fault | None:
         with self._lock:
             self.calls[operation] += 1
@@ -149,6 +162,7 @@ class FakeBatch:
             "describecomputeenvironments": self._describe_compute_environments,
             "describejobdefinitions": self._describe_job_definitions,
             "registerjobdefinition": self._register_job_definition,
+            "terminatejob": self._terminate_job,
         }
         with self._lock:
             return handlers[operation](request)
@@ -178,12 +192,15 @@ class FakeBatch:
         }
         if size is not None:
             job["arrayProperties"] = {"size": size, "statusSummary": {"SUBMITTED": size}}
+            job["children"] = ["SUBMITTED"] * size
         self.jobs.append(job)
         return {"jobId": job_id, "jobArn": job["jobArn"], "jobName": job["jobName"]}
 
     def _list_jobs(self, request: Json) -> Json:
         if len([key for key in ("jobQueue", "arrayJobId", "multiNodeJobId") if key in request]) != 1:
             raise ClientError("exactly one of jobQueue, arrayJobId, multiNodeJobId must be given")
+        if "arrayJobId" in request:
+            return self._list_children(request)
         queue_arn = self._queue(request["jobQueue"])["jobQueueArn"]
         filters = request.get("filters", [])
         if len(filters) > 1:
@@ -201,10 +218,49 @@ class FakeBatch:
         most = 100 if filters else 1000
         return self._page("jobSummaryList", summaries, request, most)
 
+    def _list_children(self, request: Json) -> Json:
+        """Filters do nothing here; without a status only the running ones are shown."""
+        parent = next((job for job in self.jobs if job["jobId"] == request["arrayJobId"]), None)
+        if parent is None or "children" not in parent:
+            raise ClientError(f"{request['arrayJobId']} is no array job")
+        status = request.get("jobStatus", "RUNNING")
+        found = [
+            {
+                "jobId": f"{parent['jobId']}:{index}",
+                "jobName": parent["jobName"],
+                "createdAt": parent["createdAt"],
+                "status": status,
+                "arrayProperties": {"index": index},
+            }
+            for index, child_status in enumerate(parent["children"])
+            if child_status == status
+        ]
+        return self._page("jobSummaryList", found, request, 1000)
+
+    def _terminate_job(self, request: Json) -> Json:
+        """Waiting jobs fail at once; running ones go on until `end_terminated`. Unknown jobs count as success."""
+        if not 1 <= len(request["reason"]) <= 1024:
+            raise ClientError("reason must have 1 to 1024 characters")
+        for job in self.jobs:
+            if job["jobId"] == request["jobId"] and job["status"] not in ("SUCCEEDED", "FAILED"):
+                job["isTerminated"] = True
+                self._end_some(job, lambda status: status not in ("STARTING", "RUNNING"))
+        return {}
+
+    def _end_some(self, job: Json, chosen: Callable[[str], bool]) -> None:
+        if "children" in job:
+            children = [self._ended(status, chosen) for status in job["children"]]
+            self.set_children(job, children)
+        else:
+            job["status"] = self._ended(job["status"], chosen)
+
+    def _ended(self, status: str, chosen: Callable[[str], bool]) -> str:
+        return "FAILED" if status != "SUCCEEDED" and chosen(status) else status
+
     def _describe_jobs(self, request: Json) -> Json:
         if len(request["jobs"]) > 100:
             raise ClientError("Maximum number of jobs supported is 100")
-        hidden = ("request", "hidden_for")
+        hidden = ("request", "hidden_for", "children")
         found = [job for job in self.jobs if job["jobId"] in request["jobs"]]
         return {"jobs": [{key: job[key] for key in job if key not in hidden} for job in found]}
 

@@ -11,23 +11,31 @@ from typing import cast
 
 import msgspec
 
-from worker.answers import Summary, summarize_line
+from worker.checkpoint import Checkpoint
 from worker.commit import FOREIGN_OUTPUT_HINT, Output
 from worker.contract.compression import decompressed
 from worker.contract.errors import InputError
 from worker.contract.formats import Checksum, utc_now
 from worker.contract.manifest import Attempt, Manifest, Times
-from worker.generate import Generated, Tally
+from worker.contract.output_line import Summary, summarize_line
+from worker.generate import Generated
 from worker.job import Job
+from worker.tally import Tally
 
 READ_BYTES = 1 << 20
 
 
-def new_manifest(job: Job, generated: Generated, output: Output, times: Times) -> Manifest:
+def new_manifest(job: Job, generated: Generated, checkpoint: Checkpoint, output: Output, times: Times) -> Manifest:
     """The account of an output that this worker has just committed."""
-    manifest = _manifest(job, generated.tally, output)
+    manifest = _manifest(job, checkpoint.tally, output)
     versions = {"llm-array": _own_version(), "python": platform.python_version(), **generated.versions}
-    return msgspec.structs.replace(manifest, times=times, versions=versions, engines=generated.engines)
+    return msgspec.structs.replace(
+        manifest,
+        times=times,
+        versions=versions,
+        engines=generated.engines,
+        earlier_attempts=checkpoint.earlier_attempts,
+    )
 
 
 def rebuilt_manifest(job: Job) -> Manifest:

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import base64
 import json
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 import msgspec
 import orjson
 import xxhash
 
+from worker.contract.output_line import decode_deep
 from worker.contract.plan import Shape
 from worker.protocol import Boot, Item
 from worker.record_errors import RecordError
@@ -33,45 +33,6 @@ _JSON_WHITESPACE = b" \t\r\n"
 
 class _Named(msgspec.Struct):
     custom_id: msgspec.Raw = msgspec.Raw(b"null")
-
-
-class _PromptDetails(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    prompt_tokens_details: _PromptDetails | None = None
-
-
-class _Error(msgspec.Struct):
-    stage: str
-    code: str
-
-
-class _Body(msgspec.Struct):
-    usage: _Usage | None = None
-    error: _Error | None = None
-
-
-class _Response(msgspec.Struct):
-    body: _Body
-
-
-class _OpenAILine(msgspec.Struct):
-    response: _Response | None = None
-    error: _Error | None = None
-
-
-class Summary(NamedTuple):
-    """What manifests count of one output line."""
-
-    error: str
-    """Empty for a result, else `stage.code`."""
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    completion_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +113,7 @@ def _custom_id(raw: bytes) -> bytes:
     A line that is refused as a whole (a lone surrogate in a message, say) may still have a readable id.
     """
     try:
-        found = bytes(_decode(_decode_named, raw).custom_id).strip(_JSON_WHITESPACE)
+        found = bytes(decode_deep(_decode_named, raw).custom_id).strip(_JSON_WHITESPACE)
         orjson.loads(found)
     except (msgspec.MsgspecError, orjson.JSONDecodeError, UnicodeDecodeError, RecursionError):
         return _custom_id_of_near_json(raw)
@@ -205,41 +166,4 @@ def _is_json(line: bytes) -> bool:
     return True
 
 
-_Decoded = TypeVar("_Decoded")
-
-
-def _decode(decode: Callable[[bytes], _Decoded], line: bytes) -> _Decoded:
-    """Decode a line that orjson may have read already: it goes 1,024 levels deep, msgspec only to Python's own limit."""
-    try:
-        return decode(line)
-    except RecursionError:
-        limit = sys.getrecursionlimit()
-        sys.setrecursionlimit(limit + 2048)
-        try:
-            return decode(line)
-        finally:
-            sys.setrecursionlimit(limit)
-
-
 _decode_named = msgspec.json.Decoder(_Named).decode
-_decode_openai_line = msgspec.json.Decoder(_OpenAILine).decode
-_decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-
-
-def summarize_line(line: bytes, shape: Shape, answer_key: str) -> Summary:
-    """What manifests count of an output line that `LineWriter` wrote."""
-    if shape == "openai":
-        found = _decode(_decode_openai_line, line)
-        body = _Body() if found.response is None else found.response.body
-        error = found.error or body.error
-    else:
-        fields = _decode(_decode_fields, line)
-        if answer_key not in fields:
-            raise msgspec.ValidationError(f"read answer: the line has no field {answer_key!r}")
-        body = msgspec.json.decode(fields[answer_key], type=_Body)
-        error = body.error
-    if error is not None:
-        return Summary(f"{error.stage}.{error.code}")
-    usage = body.usage or _Usage()
-    details = usage.prompt_tokens_details
-    return Summary("", usage.prompt_tokens, (details.cached_tokens or 0) if details else 0, usage.completion_tokens)

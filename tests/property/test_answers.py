@@ -11,7 +11,8 @@ import orjson
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from worker.answers import LineWriter, summarize_line
+from worker.answers import LineWriter
+from worker.contract.output_line import summarize_line
 from worker.contract.plan import Shape
 from worker.protocol import Item
 from worker.record_errors import RecordError, Stage

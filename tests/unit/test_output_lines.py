@@ -6,7 +6,8 @@ from typing import Any
 import orjson
 import pytest
 
-from worker.answers import CREATED, LineWriter, Summary, encode, summarize_line
+from worker.answers import CREATED, LineWriter, encode
+from worker.contract.output_line import Summary, summarize_line
 from worker.contract.plan import Shape
 from worker.protocol import Item
 from worker.record_errors import RecordError

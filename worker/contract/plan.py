@@ -20,7 +20,8 @@ class InputObject(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int
     """As stored, compressed or not."""
     etag: str
-    """S3's ETag; of a local file its size and modification time; of standard input the checksum of what was read."""
+    """S3's ETag; of a local file its size and modification time; of standard input, and of the outputs of a run whose
+    failed records these are, the checksum of what was read."""
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True, array_like=True):

@@ -1,0 +1,148 @@
+"""A planned run on this machine: which partitions are left, the workers that do them, and what came of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from tempfile import gettempdir
+from typing import Any
+
+from submitter.batch_records import Patience, Records
+from submitter.job_definition import DEFAULT_RETRY_RULES, RetryRules, retry_rules
+from submitter.limits import job_name_of
+from submitter.local import ChildEnd, LocalOptions, run_children
+from submitter.output import Output, count, duration
+from submitter.planned_run import PlannedRun
+from submitter.progress import LocalProgress, progress_bar
+from worker.contract.errors import ConfigError, ExitCode
+from worker.contract.manifest import Manifest, Tokens
+from worker.contract.submission import Submission, ranges_of
+
+
+class LocalRun:
+    """A planned run whose partitions are worked on here."""
+
+    def __init__(self, run: PlannedRun, output: Output) -> None:
+        self._run = run
+        self._plan = run.plan
+        self._output = output
+
+    def finish(self, parallel: int, rules: RetryRules) -> list[ChildEnd]:
+        """Run the partitions that have no output yet; gives those that failed."""
+        done = {index for index in self._run.outputs().by_index if self._manifest(index)}
+        # A worker that finds an output without its manifest, or another plan's, sees to it without starting an engine.
+        remaining = [index for index in range(len(self._plan.partitions)) if index not in done]
+        if not remaining:
+            self._output.note("every partition has its output already: nothing to run")
+            return []
+        submission = self._new_submission(remaining)
+        with progress_bar("run", "records") as show:
+            progress = LocalProgress(
+                partition_count=len(self._plan.partitions),
+                record_count=self._plan.record_count,
+                show=show,
+                say=self._output.note,
+                finished_partitions=len(done),
+                finished_records=sum(self._plan.partitions[index].record_count for index in done),
+            )
+            options = LocalOptions(parallel=parallel, retry_rules=rules, log_folder=self._log_folder())
+            ends = run_children(
+                self._run.layout.run_uri, submission, len(self._plan.partitions), options, progress.report
+            )
+        return [end for end in ends if end.exit_code]
+
+    def summary(self, failed: list[ChildEnd], elapsed_s: float) -> tuple[dict[str, Any], list[str]]:
+        done = sorted(self._run.outputs().by_index)
+        manifests = [found for index in done if (found := self._manifest(index))]
+        tokens = sum((manifest.tokens for manifest in manifests), Tokens())
+        ok_count = sum(manifest.ok_count for manifest in manifests)
+        error_count = sum(manifest.error_count for manifest in manifests)
+        generate_s = sum(manifest.times.generate_s for manifest in manifests if manifest.times)
+        document = {
+            "partition_done_count": len(done),
+            "ok_count": ok_count,
+            "error_count": error_count,
+            "prompt_tokens": tokens.prompt_tokens,
+            "completion_tokens": tokens.completion_tokens,
+            "generate_s": generate_s,
+            "elapsed_s": elapsed_s,
+            "outputs": self._run.layout.outputs,
+            "failed": [
+                {
+                    "partition_index": end.partition_index,
+                    "exit_code": end.exit_code,
+                    "message": end.message,
+                    "log": str(end.log_path),
+                    "engine_log": str(end.engine_log_path),
+                }
+                for end in failed
+            ],
+        }
+        rate = f", {tokens.completion_tokens / generate_s:,.0f} tokens/s while generating" if generate_s else ""
+        lines = [
+            (
+                f"{count(ok_count, 'record')} answered, {count(error_count, 'error')}, {len(done):,} of "
+                f"{count(len(self._plan.partitions), 'partition')} done in {duration(elapsed_s)}"
+            ),
+            f"{tokens.completion_tokens:,} output tokens{rate}",
+            f"outputs: {self._run.layout.outputs}",
+            *(
+                f"partition {end.partition_index} failed with exit code {end.exit_code}: {end.message or 'no reason given'}; "
+                f"its logs: {end.log_path}, {end.engine_log_path}"
+                for end in failed
+            ),
+        ]
+        return document, lines
+
+    def _manifest(self, index: int) -> Manifest | None:
+        """The manifest of a partition, if it has one that is of this plan."""
+        manifest = self._run.manifest(index)
+        return manifest if manifest and manifest.fingerprint == self._plan.fingerprint else None
+
+    def _new_submission(self, indices: list[int]) -> Submission:
+        records = Records(store=self._run.store, layout=self._run.layout, patience=Patience())
+        while True:
+            submission_id = records.next_id()
+            submission = Submission(
+                submission_id=submission_id,
+                created_at=records.timestamp(),
+                target="local",
+                job_name=job_name_of(self._plan.run_id, submission_id),
+                job_queue=None,
+                job_definition=None,
+                partition_ranges=ranges_of(indices),
+            )
+            if records.create(submission):
+                return submission
+
+    def _log_folder(self) -> Path:
+        run_uri = self._run.layout.run_uri
+        if run_uri.startswith("s3://"):
+            return Path(gettempdir(), "llm-array", self._plan.run_id, "logs")
+        return Path(run_uri, "logs")
+
+
+def local_rules(job_definition: str | None, output: Output) -> RetryRules:
+    """The retry rules of a job definition file, or this project's own.
+
+    Raises:
+        ConfigError: the file cannot be read as a job definition.
+    """
+    if job_definition is None:
+        return DEFAULT_RETRY_RULES
+    try:
+        definition = json.loads(Path(job_definition).read_text(encoding="utf-8"))
+        if not isinstance(definition, dict) or not isinstance(definition.get("retryStrategy", {}), dict):
+            raise ConfigError(f"read job definition {job_definition}: it is none (expected an object, as AWS takes it)")
+        return retry_rules(definition)
+    except FileNotFoundError:
+        output.note(f"--job-definition {job_definition} is no file: this project's own retry rules hold here")
+        return DEFAULT_RETRY_RULES
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"read job definition {job_definition}: {error}") from error
+
+
+def exit_code_of(failed: list[ChildEnd]) -> int:
+    """What a command says whose children ended so: the first failure's own code."""
+    known = set(ExitCode)
+    return next((end.exit_code if end.exit_code in known else ExitCode.ENGINES_DIED for end in failed), ExitCode.OK)
