@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import socket
 import time
 from collections.abc import Sequence
 
@@ -12,10 +13,12 @@ import msgspec
 
 from worker.account import new_manifest
 from worker.answers import LineWriter
+from worker.checkpoint import Checkpoint, CheckpointPlace
 from worker.commit import check_output, commit_output
+from worker.contract.errors import ArrayError, InterruptedRunError
 from worker.contract.formats import encode
 from worker.contract.logs import log_event
-from worker.contract.manifest import Times
+from worker.contract.manifest import EarlierAttempt, Times
 from worker.devices import engine_count_for, engine_environments, gpus_per_engine, visible_gpus
 from worker.generate import KILLER_ERROR, Generated, Generation, Tuning
 from worker.interrupt import Interrupt
@@ -24,6 +27,7 @@ from worker.partition_reader import PartitionReader, load_partition
 from worker.pool import EnginePool
 from worker.protocol import Boot, Item
 from worker.record_errors import RecordError
+from worker.segments import Identity
 
 STOP_GRACE_S = 10.0
 """What engines get to end by themselves when the work is done."""
@@ -31,6 +35,8 @@ ABORT_GRACE_S = 1.0
 """The same when the worker has failed or must go."""
 COMMIT_GRACE_S = 10.0
 """What a commit under way gets to finish when the worker must go: it saves the whole partition."""
+LAST_SEGMENT_S = 15.0
+"""What the last segment gets when the worker must go: AWS Batch's own grace is 30 s."""
 
 logger = logging.getLogger(__name__)
 
@@ -42,21 +48,56 @@ def run_attempt(job: Job, interrupt: Interrupt) -> None:
         ArrayError: of the kinds that `Generation.run` and `Store` name.
     """
     pool = EnginePool(job.settings.engine_command, wake_fd=interrupt.wake_fd)
+    checkpoint = Checkpoint(_checkpoint_place(job), job.settings.checkpoint_policy, job.settings.work_folder)
     grace_s = ABORT_GRACE_S
     try:
-        generated = _generate(job, pool, interrupt)
+        generated = _generate(job, pool, checkpoint, interrupt)
         # They end while the output is on its way.
         pool.hang_up()
-        try:
-            _commit(job, generated, interrupt)
-        finally:
-            generated.close()
+        _commit(job, generated, checkpoint, interrupt)
+        checkpoint.remove_segments(LAST_SEGMENT_S)
         grace_s = STOP_GRACE_S
+    except BaseException as error:
+        # What they have in work is lost in any case: the last segment gets the machine to itself.
+        pool.kill_all()
+        checkpoint.finish(_ending(error, interrupt), LAST_SEGMENT_S)
+        raise
     finally:
         pool.stop(grace_s)
+        checkpoint.close()
 
 
-def _generate(job: Job, pool: EnginePool, interrupt: Interrupt) -> Generated:
+def _checkpoint_place(job: Job) -> CheckpointPlace:
+    batch = job.settings.job
+    return CheckpointPlace(
+        store=job.store,
+        folder_uri=job.checkpoints_uri,
+        segment_uri=job.segment_uri,
+        identity=Identity(
+            run_id=job.plan.run_id,
+            fingerprint=job.plan.fingerprint,
+            partition_index=job.partition_index,
+            input_checksum=job.partition.checksum,
+            record_count=job.partition.record_count,
+        ),
+        attempt=EarlierAttempt(
+            writer_id=job.writer_id,
+            attempt=batch.attempt,
+            job_id=batch.job_id,
+            compute_environment=batch.compute_environment,
+            host=socket.gethostname(),
+            started_at=job.started_at,
+        ),
+    )
+
+
+def _ending(error: BaseException, interrupt: Interrupt) -> str:
+    if isinstance(error, InterruptedRunError) and interrupt.reason:
+        return interrupt.reason
+    return error.code if isinstance(error, ArrayError) else type(error).__name__
+
+
+def _generate(job: Job, pool: EnginePool, checkpoint: Checkpoint, interrupt: Interrupt) -> Generated:
     boots, environments = _engines(job)
     writer = LineWriter(
         shape=job.plan.shape,
@@ -71,9 +112,9 @@ def _generate(job: Job, pool: EnginePool, interrupt: Interrupt) -> Generated:
         environments=environments,
         load=functools.partial(_load, job),
         killer_line=functools.partial(_killer_line, writer),
-        folder=job.settings.work_folder,
+        checkpoint=checkpoint,
         interrupt=interrupt,
-        tuning=Tuning(),
+        tuning=Tuning(boot_s=job.settings.limits.boot_s, hang_s=job.settings.limits.hang_s),
     )
     return generation.run()
 
@@ -96,6 +137,7 @@ def _engines(job: Job) -> tuple[Sequence[Boot], Sequence[dict[str, str]]]:
             run_id=job.plan.run_id,
             partition_index=job.partition_index,
             input_uris=job.input_uris,
+            record_timeout_s=job.settings.limits.record_s,
         )
         for engine_index in range(count)
     )
@@ -106,12 +148,12 @@ def _load(job: Job) -> PartitionReader:
     return load_partition(job.store, job.partition_uri, job.partition, job.plan.compression, job.settings.work_folder)
 
 
-def _commit(job: Job, generated: Generated, interrupt: Interrupt) -> None:
+def _commit(job: Job, generated: Generated, checkpoint: Checkpoint, interrupt: Interrupt) -> None:
     begun = time.monotonic()
     output = commit_output(
         job.store,
         job.output_uri,
-        generated.results.blocks,
+        checkpoint.blocks,
         record_count=job.partition.record_count,
         compression=job.plan.compression,
         writer_id=job.writer_id,
@@ -128,7 +170,7 @@ def _commit(job: Job, generated: Generated, interrupt: Interrupt) -> None:
         commit_s=round(ended - begun, 3),
         total_s=round(ended - job.started, 3),
     )
-    manifest = new_manifest(job, generated, output, times)
+    manifest = new_manifest(job, generated, checkpoint, output, times)
     log_event(
         logger,
         logging.INFO,

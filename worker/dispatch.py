@@ -40,6 +40,7 @@ class Dispatcher:
         self._awaited_count = engine_count
         self._is_loaded = False
         self._offsets: Sequence[int] = (0,)
+        self._done = bytearray()
         self._record_count = 0
         self._next_ordinal = 0
         self._returned: deque[int] = deque()
@@ -47,11 +48,17 @@ class Dispatcher:
         self._death_counts: dict[int, int] = {}
         self._engines: dict[int, _Engine] = {}
 
-    def load(self, offsets: Sequence[int]) -> None:
-        """The records are here: that of ordinal `i` is `offsets[i + 1] - offsets[i]` bytes long."""
+    def load(self, offsets: Sequence[int], done: bytearray | None = None) -> None:
+        """The records are here: that of ordinal `i` is `offsets[i + 1] - offsets[i]` bytes long.
+
+        Those that are done (1) count as answered; the others are 0.
+        """
         self._is_loaded = True
         self._offsets = offsets
         self._record_count = len(offsets) - 1
+        self._done = bytearray(self._record_count) if done is None else done
+        self.answered_count = self._done.count(1)
+        self._skip_done()
 
     @property
     def is_done(self) -> bool:
@@ -178,8 +185,16 @@ class Dispatcher:
     def _pull_new(self, count: int) -> Sequence[int]:
         first = self._next_ordinal
         end = min(first + count, self._record_count)
+        next_done = self._done.find(1, first, end)
+        if next_done >= 0:
+            end = next_done
         if end > first and self._offsets[end] - self._offsets[first] > MAX_WORK_BYTES:
             fitting = bisect_right(self._offsets, self._offsets[first] + MAX_WORK_BYTES, first + 1, end)
             end = max(first + 1, fitting - 1)
         self._next_ordinal = end
+        self._skip_done()
         return range(first, end)
+
+    def _skip_done(self) -> None:
+        next_open = self._done.find(0, self._next_ordinal)
+        self._next_ordinal = next_open if next_open >= 0 else self._record_count

@@ -11,19 +11,21 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 
-from worker.answers import Summary
+from worker.checkpoint import Checkpoint
 from worker.contract.errors import EngineBootError, EnginesDiedError
 from worker.contract.logs import log_event
-from worker.contract.manifest import EngineReport, Tokens
+from worker.contract.manifest import EngineReport
 from worker.dispatch import Dispatcher, ProtocolViolationError
 from worker.interrupt import Interrupt
 from worker.partition_reader import PartitionReader
 from worker.pool import Death, EnginePool, Event
 from worker.protocol import Boot, BootFailed, Item, Progress, Ready, Result, Results, Work
-from worker.spool import ResultSpool, joined
+from worker.restarts import Boots, RestartBudget
+from worker.settings import BOOT_TIMEOUT_S, HANG_TIMEOUT_S
+from worker.spool import joined
+from worker.watch import EngineWatch
 
 POLL_S = 1.0
 KILLER_ERROR = "engine.engine_killer"
@@ -34,47 +36,22 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
     restart_count: int = 3
-    """Engine restarts per worker, whichever engines they are for."""
+    """Engine restarts without enough good work in between: see `RestartBudget`."""
+    boot_s: float = BOOT_TIMEOUT_S
+    """What an engine gets to start."""
+    hang_s: float = HANG_TIMEOUT_S
+    """What it gets from one progress to the next."""
     progress_every_s: float = 10.0
-
-
-@dataclass(slots=True, kw_only=True)
-class Tally:
-    """What the results amount to."""
-
-    ok_count: int = 0
-    error_counts: Counter[str] = field(default_factory=Counter)
-    """By `stage.code`."""
-    tokens: Tokens = field(default_factory=Tokens)
-
-    @property
-    def error_count(self) -> int:
-        return self.error_counts.total()
-
-    def add(self, results: Sequence[Result | Summary]) -> None:
-        errors = [result.error for result in results if result.error]
-        self.error_counts.update(errors)
-        self.ok_count += len(results) - len(errors)
-        self.tokens += Tokens(
-            prompt_tokens=sum([result.prompt_tokens for result in results]),
-            cached_tokens=sum([result.cached_tokens for result in results]),
-            completion_tokens=sum([result.completion_tokens for result in results]),
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generated:
-    """Everything that is known once all records are answered. Close it."""
+    """What is known of the work once all records are answered."""
 
-    results: ResultSpool
-    tally: Tally
     engines: tuple[EngineReport, ...]
     versions: Mapping[str, str]
     boot_s: float
     generate_s: float
-
-    def close(self) -> None:
-        self.results.close()
 
 
 class Generation:
@@ -88,7 +65,7 @@ class Generation:
         environments: Sequence[Mapping[str, str]],
         load: Callable[[], PartitionReader],
         killer_line: Callable[[Item], bytes],
-        folder: Path,
+        checkpoint: Checkpoint,
         interrupt: Interrupt,
         tuning: Tuning,
     ) -> None:
@@ -100,28 +77,26 @@ class Generation:
             environments: likewise.
             load: fetches the partition; called in another thread.
             killer_line: the output line for a record that kills engines.
-            folder: for results, on the local disk.
+            checkpoint: takes the results, and knows those of earlier attempts. Not opened yet.
             interrupt: asks to stop.
             tuning: budget and intervals.
         """
         self._pool = pool
-        self._boots = boots
+        self._boots = Boots(boots)
         self._environments = environments
         self._load = load
         self._killer_line = killer_line
-        self._folder = folder
+        self._checkpoint = checkpoint
         self._interrupt = interrupt
         self._tuning = tuning
         self._dispatcher = Dispatcher(len(boots))
-        self._loading: Future[PartitionReader] = Future()
+        self._loading: Future[tuple[PartitionReader, bytearray]] = Future()
         self._reader: PartitionReader | None = None
-        self._results: ResultSpool | None = None
-        self._tally = Tally()
         self._ready: dict[int, Ready] = {}
         self._record_counts: Counter[int] = Counter()
         self._last_cause = ("", "")
-        self._restarts_left = tuning.restart_count
-        self._answered_at_last_killer = 0
+        self._watch = EngineWatch(tuning.boot_s, tuning.hang_s)
+        self._budget = RestartBudget(tuning.restart_count)
         self._started = time.monotonic()
         self._first_ready: float | None = None
         self._shown_at = self._started
@@ -139,20 +114,18 @@ class Generation:
         """
         threading.Thread(target=self._load_in_background, name="load", daemon=True).start()
         try:
-            for boot in self._boots:
+            for boot in self._boots.all:
                 self._start(boot)
             while not self._dispatcher.is_done:
                 for event in self._pool.poll(POLL_S):
                     self._handle(event)
                 self._interrupt.check()
+                self._abort_hung()
                 self._take_loaded()
+                self._checkpoint.save_if_due()
                 self._feed()
                 self._restart()
                 self._report_progress()
-        except BaseException:
-            if self._results:
-                self._results.close()
-            raise
         finally:
             if self._reader:
                 self._reader.close()
@@ -160,21 +133,23 @@ class Generation:
 
     def _load_in_background(self) -> None:
         try:
-            self._loading.set_result(self._load())
+            reader = self._load()
+            self._loading.set_result((reader, self._checkpoint.open()))
         except BaseException as error:  # noqa: BLE001  raised again in the main thread
             self._loading.set_exception(error)
         self._interrupt.wake()
 
     def _take_loaded(self) -> None:
         if self._reader is None and self._loading.done():
-            self._reader = self._loading.result()
-            self._results = ResultSpool(self._reader.record_count, self._folder)
-            self._dispatcher.load(self._reader.offsets)
+            self._reader, done = self._loading.result()
+            self._dispatcher.load(self._reader.offsets, done)
+            self._shown_tokens = self._checkpoint.tally.tokens.completion_tokens
             log_event(
                 logger,
                 logging.INFO,
                 "partition.loaded",
                 record_count=self._reader.record_count,
+                done_count=self._dispatcher.answered_count,
                 size_bytes=self._reader.offsets[-1],
                 load_s=round(time.monotonic() - self._started, 3),
             )
@@ -182,6 +157,7 @@ class Generation:
     def _start(self, boot: Boot) -> None:
         environment = self._environments[boot.engine_index]
         pid = self._pool.start(boot, environment)
+        self._watch.started(boot.engine_index)
         log_event(
             logger,
             logging.INFO,
@@ -205,14 +181,14 @@ class Generation:
                     self._on_ready(event.engine_index, event.message)
                 case BootFailed():
                     self._on_boot_failed(event.engine_index, event.message)
-                case Progress():
-                    # A sign of life is enough by having arrived.
-                    pass
+                case Progress(step_count=step_count):
+                    self._watch.stepped(event.engine_index, step_count)
         except ProtocolViolationError as error:
             self._pool.kill(event.engine_index, str(error))
 
     def _on_ready(self, engine_index: int, ready: Ready) -> None:
         self._dispatcher.add(engine_index, ready.window)
+        self._watch.ready(engine_index)
         self._ready[engine_index] = ready
         if self._first_ready is None:
             self._first_ready = self._shown_at = time.monotonic()
@@ -227,28 +203,51 @@ class Generation:
         )
 
     def _on_boot_failed(self, engine_index: int, failure: BootFailed) -> None:
-        if self._first_ready is None:
+        smaller = self._boots.halve(engine_index, failure)
+        if smaller is not None:
+            log_event(
+                logger,
+                logging.WARNING,
+                "engine.batch_halved",
+                engine_index=engine_index,
+                tried=failure.max_num_seqs,
+                max_num_seqs=smaller,
+                cause=failure.message,
+            )
+        elif self._first_ready is None:
             raise EngineBootError(failure.message, hint=failure.hint)
-        # Others run: this one is replaced while the budget lasts.
+        # It is replaced: at once, or where others run while the budget lasts.
         self._pool.kill(engine_index, failure.message)
 
     def _on_results(self, engine_index: int, results: Sequence[Result]) -> None:
         ordinals = [result.ordinal for result in results]
-        lines = [result.line for result in results]
-        block = joined(lines)
+        block = joined([result.line for result in results])
         # Whoever answers before there is a question is found out here.
         self._dispatcher.answered(engine_index, ordinals)
-        assert self._results
-        self._results.add(ordinals, lines, block)
-        self._tally.add(results)
+        self._watch.answered(engine_index)
+        self._checkpoint.add(results, block)
         self._record_counts[engine_index] += len(results)
 
+    def _abort_hung(self) -> None:
+        for engine_index, reason in self._watch.hung(self._dispatcher.in_flight_count).items():
+            log_event(logger, logging.WARNING, "engine.hung", engine_index=engine_index, cause=reason)
+            self._pool.abort(engine_index, reason)
+
     def _on_death(self, death: Death) -> None:
+        self._watch.ended(death.engine_index)
+        if self._boots.take_retry(death.engine_index):
+            self._start(self._boots.all[death.engine_index])
+            return
         cause = death.describe()
-        if self._first_ready is None:
+        # Killed from outside says nothing against the engine: the host was short of memory, perhaps only for now.
+        is_killed = death.signal_name == "SIGKILL" and not death.reason
+        if self._first_ready is None and not (is_killed and self._budget.left):
             raise EngineBootError(
                 f"boot engine {death.engine_index}: it ended before it was ready ({cause})", hint=_hint_for(death)
             )
+        window = max((ready.window for ready in self._ready.values()), default=1)
+        record_count = self._reader.record_count if self._reader else 0
+        self._budget.died(self._dispatcher.answered_count, window, record_count)
         log_event(
             logger,
             logging.WARNING,
@@ -259,27 +258,17 @@ class Generation:
             signal=death.signal_name,
             cause=cause,
             in_flight_count=self._dispatcher.in_flight_count(death.engine_index),
-            restarts_left=self._restarts_left,
+            restarts_left=self._budget.left,
         )
         killer = self._dispatcher.remove(death.engine_index)
         if killer is not None:
             self._answer_killer(killer)
             if not death.reason:
-                self._restore_budget()
+                self._budget.killer_found(self._dispatcher.answered_count)
         self._last_cause = (f"engine {death.engine_index}, {cause}", _hint_for(death))
-
-    def _restore_budget(self) -> None:
-        """A killer that was found explains the deaths so far, as long as other records are answered in between.
-
-        Without that last condition a broken host would turn one good record after the other into an error line.
-        """
-        if self._dispatcher.answered_count > self._answered_at_last_killer + 1:
-            self._restarts_left = self._tuning.restart_count
-        self._answered_at_last_killer = self._dispatcher.answered_count
 
     def _answer_killer(self, ordinal: int) -> None:
         assert self._reader
-        assert self._results
         (item,) = self._reader.items((ordinal,))
         log_event(
             logger,
@@ -290,18 +279,16 @@ class Generation:
             line=item.line,
             error=KILLER_ERROR,
         )
-        lines = (self._killer_line(item),)
-        self._results.add((ordinal,), lines, joined(lines))
-        self._tally.error_counts[KILLER_ERROR] += 1
+        line = self._killer_line(item)
+        self._checkpoint.add([Result(ordinal, KILLER_ERROR, 0, 0, 0, line)], joined([line]))
 
     def _restart(self) -> None:
         """Put back engines that are missing, as far as there is work for them and the budget goes."""
         running = self._pool.engine_indices
-        for boot in self._boots:
+        for boot in self._boots.all:
             if boot.engine_index in running or not self._dispatcher.wants_engines:
                 continue
-            if self._restarts_left:
-                self._restarts_left -= 1
+            if self._budget.spend():
                 self._start(boot)
             elif not running:
                 cause, hint = self._last_cause
@@ -324,14 +311,15 @@ class Generation:
         now = time.monotonic()
         if self._reader is None or self._first_ready is None or now - self._shown_at < self._tuning.progress_every_s:
             return
-        tokens = self._tally.tokens
+        tally = self._checkpoint.tally
+        tokens = tally.tokens
         log_event(
             logger,
             logging.INFO,
             "partition.progress",
             done_count=self._dispatcher.answered_count,
             record_count=self._reader.record_count,
-            error_count=self._tally.error_count,
+            error_count=tally.error_count,
             prompt_tokens=tokens.prompt_tokens,
             completion_tokens=tokens.completion_tokens,
             output_tokens_per_s=round((tokens.completion_tokens - self._shown_tokens) / (now - self._shown_at), 1),
@@ -339,12 +327,9 @@ class Generation:
         self._shown_at, self._shown_tokens = now, tokens.completion_tokens
 
     def _generated(self) -> Generated:
-        assert self._results
         now = time.monotonic()
         first_ready = self._first_ready or now
         return Generated(
-            results=self._results,
-            tally=self._tally,
             engines=tuple(
                 EngineReport(
                     engine_index=engine_index,

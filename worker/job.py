@@ -43,6 +43,14 @@ class Job:
         return self.layout.manifest(self.partition_index, len(self.plan.partitions))
 
     @property
+    def checkpoints_uri(self) -> str:
+        return self.layout.checkpoints(self.partition_index, len(self.plan.partitions))
+
+    def segment_uri(self, number: int) -> str:
+        """Of this worker's n-th segment."""
+        return self.layout.segment(self.partition_index, len(self.plan.partitions), self.writer_id, number)
+
+    @property
     def input_uris(self) -> list[str]:
         """What `Source.input_index` counts."""
         return [source.uri for source in self.plan.inputs]

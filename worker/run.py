@@ -22,7 +22,9 @@ from worker.contract.submission import Submission
 from worker.interrupt import Interrupt
 from worker.job import Job
 from worker.parent_death import follow_parent
+from worker.segments import remove_segments
 from worker.settings import Settings
+from worker.spot import SpotWatch
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +35,7 @@ def run_worker(settings: Settings) -> ExitCode:
     context: dict[str, Any] = {"run_uri": settings.run_uri, "attempt": job.attempt, "job_id": job.job_id}
     configure_logs(context)
     try:
-        with Interrupt() as interrupt:
+        with Interrupt() as interrupt, SpotWatch(settings.metadata_endpoint, interrupt):
             follow_parent(signal.SIGTERM)
             _run(settings, context, interrupt)
     except ArrayError as error:
@@ -74,6 +76,8 @@ def _run(settings: Settings, context: dict[str, Any], interrupt: Interrupt) -> N
     if job.store.head(job.output_uri):
         log_event(logger, logging.INFO, "partition.already_committed", output_uri=job.output_uri)
         _check_manifest(job)
+        # Left by whoever committed the output and died, or by one who was beaten to it.
+        remove_segments(job.store, job.checkpoints_uri)
         return
     run_attempt(job, interrupt)
 

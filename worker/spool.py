@@ -91,6 +91,14 @@ class ResultSpool:
             sizes[ordinal] = size
             offset += size
 
+    @property
+    def size_bytes(self) -> int:
+        return self._spool.size_bytes
+
+    def lines(self, start: int, end: int) -> list[bytes]:
+        """The lines that were added between two sizes of the spool, in the order in which they came. For any thread."""
+        return self._spool.read(start, end - start).split(b"\n")[:-1]
+
     def blocks(self) -> Iterator[bytes]:
         """The whole output, in pieces of whole lines."""
         first = 0

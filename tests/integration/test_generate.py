@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +13,39 @@ import pytest
 
 from tests.fakes import engine_command
 from tests.worker_runs import has_ended, lines, partition_of, records
+from worker.checkpoint import Checkpoint, CheckpointPlace
 from worker.contract.errors import StorageError
+from worker.contract.manifest import EarlierAttempt
 from worker.contract.store import open_store
 from worker.generate import Generated, Generation, Tuning
 from worker.interrupt import Interrupt
 from worker.partition_reader import PartitionReader, load_partition
 from worker.pool import EnginePool
 from worker.protocol import Boot
+from worker.segments import Identity
+from worker.settings import CheckpointPolicy
+
+
+def checkpoint_of(record_count: int, folder: Path) -> Checkpoint:
+    identity = Identity(run_id="r-1", fingerprint="f", partition_index=0, input_checksum="c", record_count=record_count)
+    attempt = EarlierAttempt(
+        writer_id="w", attempt=1, job_id=None, compute_environment=None, host="h", started_at="2025-01-01T00:00:00.000Z"
+    )
+    place = CheckpointPlace(
+        store=open_store(str(folder)),
+        folder_uri=str(folder / "segments"),
+        segment_uri=lambda number: str(folder / "segments" / f"{number}.jsonl.zst"),
+        identity=identity,
+        attempt=attempt,
+    )
+    return Checkpoint(place, CheckpointPolicy(), folder)
 
 
 def generate(
-    load: Callable[[], PartitionReader], folder: Path, behaviour: str = "echo", tuning: Tuning | None = None
+    load: Callable[[], PartitionReader],
+    checkpoint: Checkpoint,
+    behaviour: str = "echo",
+    tuning: Tuning | None = None,
 ) -> Generated:
     boot = Boot(
         engine_index=0,
@@ -43,7 +66,7 @@ def generate(
             environments=[os.environ],
             load=load,
             killer_line=lambda item: item.raw,
-            folder=folder,
+            checkpoint=checkpoint,
             interrupt=interrupt,
             tuning=tuning or Tuning(),
         )
@@ -67,9 +90,9 @@ def test_progress_counts_up_to_all_records(tmp_path: Path, caplog: pytest.LogCap
     caplog.set_level(logging.INFO, "worker")
     content = lines(records(3000))
 
-    generated = generate(loader(content, tmp_path), tmp_path, tuning=Tuning(progress_every_s=0.0))
-    output = b"".join(generated.results.blocks())
-    generated.close()
+    with closing(checkpoint_of(3000, tmp_path)) as checkpoint:
+        generate(loader(content, tmp_path), checkpoint, tuning=Tuning(progress_every_s=0.0))
+        output = b"".join(checkpoint.blocks())
 
     assert output == content
     shown = fields_of(caplog, "partition.progress")
@@ -89,7 +112,7 @@ def test_what_fails_the_fetch_ends_the_work_and_the_engines(tmp_path: Path, capl
         raise StorageError("read partition: S3 answered SlowDown (HTTP 503)")
 
     with pytest.raises(StorageError, match="SlowDown"):
-        generate(load, tmp_path)
+        generate(load, checkpoint_of(0, tmp_path))
 
     assert all(has_ended(fields["pid"], 0) for fields in fields_of(caplog, "engine.started"))
 
@@ -97,9 +120,9 @@ def test_what_fails_the_fetch_ends_the_work_and_the_engines(tmp_path: Path, capl
 def test_no_restart_is_spent_where_no_work_is_left(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "worker")
 
-    generated = generate(loader(lines(records(1)), tmp_path), tmp_path, "killed-by-record", Tuning(restart_count=2))
-    generated.close()
+    with closing(checkpoint_of(1, tmp_path)) as checkpoint:
+        generate(loader(lines(records(1)), tmp_path), checkpoint, "killed-by-record", Tuning(restart_count=2))
 
     # The third death is the killer's, alone in its engine: with it everything is answered.
     assert len(fields_of(caplog, "engine.started")) == 3
-    assert generated.tally.error_counts == {"engine.engine_killer": 1}
+    assert checkpoint.tally.error_counts == {"engine.engine_killer": 1}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from worker.contract.errors import InputError
 from worker.contract.formats import Checksum, Document, checksum_of, decode, encode
-from worker.contract.manifest import Attempt, EngineReport, Manifest, Times, Tokens
+from worker.contract.manifest import Attempt, EarlierAttempt, EngineReport, Manifest, Times, Tokens
 from worker.contract.plan import InputObject, Partition, Plan, Source
 from worker.contract.submission import Submission, Submitted, ranges_of
 
@@ -79,6 +79,19 @@ MANIFEST = Manifest(
         started_at="2026-01-02T03:04:05.678Z",
         ended_at="2026-01-02T03:04:26.678Z",
     ),
+    earlier_attempts=(
+        EarlierAttempt(
+            writer_id="v",
+            attempt=1,
+            job_id="j:0",
+            compute_environment="ce",
+            host="g",
+            started_at="2026-01-02T02:04:05.678Z",
+            record_count=1,
+            ended_by="spot_interruption",
+            ended_at="2026-01-02T02:05:05.678Z",
+        ),
+    ),
 )
 DOCUMENTS: list[tuple[str, Document]] = [
     ("plan", PLAN),
@@ -94,6 +107,13 @@ def test_golden_files_of_version_1_read_and_write_alike(name: str, document: Doc
 
     assert decode(golden, type(document), "golden") == document
     assert encode(document) == golden
+
+
+def test_a_manifest_from_before_attempts_were_named_is_read() -> None:
+    fields: dict[str, Any] = msgspec.json.decode(encode(MANIFEST))
+    del fields["earlier_attempts"]
+
+    assert decode(msgspec.json.encode(fields), Manifest, "x").earlier_attempts == ()
 
 
 @pytest.mark.parametrize(("name", "document"), DOCUMENTS)

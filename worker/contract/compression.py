@@ -46,7 +46,9 @@ def compressed(stream: BinaryIO, compression: str) -> BinaryIO:
         case "zst":
             from backports import zstd  # noqa: PLC0415  only who writes zst needs it
 
-            return cast("BinaryIO", zstd.ZstdFile(stream, "wb"))
+            # With it, damage and a missing end are found on reading.
+            checksum: dict[int, int] = {zstd.CompressionParameter.checksum_flag: 1}
+            return cast("BinaryIO", zstd.ZstdFile(stream, "wb", options=checksum))
     return cast("BinaryIO", _Unclosed(stream))
 
 

@@ -97,6 +97,13 @@ class RunLayout:
     def manifest(self, index: int, count: int) -> str:
         return join(self.manifests, f"{partition_name(index, count)}.json")
 
+    def checkpoints(self, index: int, count: int) -> str:
+        """The folder of a partition's segments."""
+        return join(self.run_uri, "checkpoints", partition_name(index, count))
+
+    def segment(self, index: int, count: int, writer_id: str, number: int) -> str:
+        return join(self.checkpoints(index, count), f"{writer_id}-{number:06d}.jsonl.zst")
+
     def submission(self, submission_id: str) -> str:
         return join(self.submissions, f"{submission_id}.json")
 

@@ -60,6 +60,23 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     ended_at: str
 
 
+class EarlierAttempt(msgspec.Struct, frozen=True, kw_only=True):
+    """An attempt that did not finish, and what it left."""
+
+    writer_id: str
+    attempt: int
+    job_id: str | None
+    compute_environment: str | None
+    """Tells Spot from On-Demand where compute environments are named so."""
+    host: str
+    started_at: str
+    record_count: int = 0
+    """Results that it left in segments."""
+    ended_by: str | None = None
+    """An error's code such as `interrupted`, or what stopped it, such as `SIGTERM`; None if it died without a word."""
+    ended_at: str | None = None
+
+
 class Manifest(Document, frozen=True, kw_only=True):
     """The account of one partition's output."""
 
@@ -86,6 +103,8 @@ class Manifest(Document, frozen=True, kw_only=True):
     """Of llm-array, vllm, torch, transformers and python."""
     engines: tuple[EngineReport, ...]
     attempt: Attempt
+    earlier_attempts: tuple[EarlierAttempt, ...] = ()
+    """Those that left segments, in the order in which they started."""
 
     def __post_init__(self) -> None:
         if self.ok_count + self.error_count != self.record_count:
