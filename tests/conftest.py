@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import threading
 import uuid
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -21,9 +23,24 @@ def s3_endpoint() -> Iterator[str]:
     # Port 0: runs side by side must not take each other's port.
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
+    assert server._server
+    server._server.app = _conditional_writes_one_by_one(server._server.app)
     host, port = server.get_host_and_port()
     yield f"http://{host}:{port}"
     server.stop()
+
+
+def _conditional_writes_one_by_one(app: Any) -> Any:
+    """Moto looks whether an object is there and makes it in two steps; in S3 nothing comes between them."""
+    lock = threading.Lock()
+
+    def serve(environ: dict[str, Any], start_response: Any) -> Any:
+        if "HTTP_IF_NONE_MATCH" in environ and environ["REQUEST_METHOD"] in ("PUT", "POST"):
+            with lock:
+                return app(environ, start_response)
+        return app(environ, start_response)
+
+    return serve
 
 
 @pytest.fixture
@@ -59,3 +76,5 @@ def no_batch_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     """A test that runs inside a Batch job, or beside one's settings, must not notice."""
     for name in [name for name in os.environ if name.startswith(("AWS_BATCH_", "SUBMIT_", "LLM_ARRAY_"))]:
         monkeypatch.delenv(name)
+    # No worker asks the machine's own metadata service.
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")

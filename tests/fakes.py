@@ -1,21 +1,25 @@
 """Engine processes that speak the real protocol and answer without a model. Each stands for one way to behave.
 
 `python tests/fakes.py BEHAVIOUR [ARGUMENT] --socket-fd N`; `engine_command` gives the words before `--socket-fd`.
-With a named pipe in `GATE_VARIABLE` none of them does any work before someone holds the pipe open for writing.
+With a named pipe in `GATE_VARIABLE` none of them does any work before someone holds the pipe open for writing. The file in
+`ANSWERED_VARIABLE` gets the ordinal of each record that they answer, a line each.
 """
 
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import os
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
+from worker.parent_death import guard_process_group
 from worker.protocol import (
     Boot,
     BootFailed,
@@ -31,6 +35,7 @@ from worker.protocol import (
 )
 
 GATE_VARIABLE = "FAKE_ENGINE_GATE"
+ANSWERED_VARIABLE = "FAKE_ENGINE_ANSWERED"
 
 
 def engine_command(behaviour: str, argument: str = "") -> list[str]:
@@ -81,6 +86,9 @@ class EchoEngine:
                 pass
 
     def send(self, message: FromEngine) -> None:
+        if isinstance(message, Results) and (answered := os.environ.get(ANSWERED_VARIABLE)):
+            with Path(answered).open("a", encoding="ascii") as stream:
+                stream.write("".join(f"{item.ordinal}\n" for item in message.items))
         self._connection.sendall(frame(message))
 
 
@@ -90,6 +98,19 @@ class WideEngine(EchoEngine):
     @property
     def window(self) -> int:
         return 640
+
+
+class SteadyEngine(EchoEngine):
+    """Takes as many seconds for each record as the argument says, and has few in work."""
+
+    @property
+    def window(self) -> int:
+        return 8
+
+    def work(self, items: Sequence[Item]) -> None:
+        for item in items:
+            time.sleep(float(self.argument))
+            super().work([item])
 
 
 class PlaceEngine(EchoEngine):
@@ -143,11 +164,24 @@ class DyingEngine(EchoEngine):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+class TiringEngine(EchoEngine):
+    """Answers so many records, then takes work and never answers."""
+
+    def __init__(self, connection: socket.socket, argument: str) -> None:
+        super().__init__(connection, argument)
+        self._left = int(argument)
+
+    def work(self, items: Sequence[Item]) -> None:
+        if self._left:
+            super().work(items[: self._left])
+        self._left = max(0, self._left - len(items))
+
+
 class OnceDyingEngine(EchoEngine):
     """Dies at its first work; the file that the argument names remembers that it has."""
 
     def work(self, items: Sequence[Item]) -> None:
-        if _is_first(self.argument):
+        if is_first(self.argument):
             os.kill(os.getpid(), signal.SIGKILL)
         super().work(items)
 
@@ -173,7 +207,7 @@ class FailsBootLaterEngine(EchoEngine):
     """Starts once, and dies; then cannot start again."""
 
     def boot(self, boot: Boot) -> None:
-        if _is_first(self.argument):
+        if is_first(self.argument):
             super().boot(boot)
         else:
             self.send(BootFailed(message="load model x: out of memory", out_of_memory=True))
@@ -223,6 +257,13 @@ class ParentEngine(EchoEngine):
         super().boot(boot)
 
 
+class ParentSilentEngine(ParentEngine):
+    """The same, and never answers."""
+
+    def work(self, items: Sequence[Item]) -> None:
+        pass
+
+
 class DoublingEngine(EchoEngine):
     """Answers everything twice."""
 
@@ -261,7 +302,7 @@ class GarbageEngine(EchoEngine):
         self._connection.sendall(b"\x03\x00\x00\x00\xff\xff\xff")
 
 
-def _is_first(path: str) -> bool:
+def is_first(path: str) -> bool:
     try:
         Path(path).touch(exist_ok=False)
     except FileExistsError:
@@ -273,11 +314,13 @@ class _Behaviours:
     by_name: ClassVar[dict[str, type[EchoEngine]]] = {
         "echo": EchoEngine,
         "wide": WideEngine,
+        "steady": SteadyEngine,
         "place": PlaceEngine,
         "environment": EnvironmentEngine,
         "backwards": BackwardsEngine,
         "refusing": RefusingEngine,
         "dying": DyingEngine,
+        "tiring": TiringEngine,
         "once-dying": OnceDyingEngine,
         "killed-by-record": KilledByRecordEngine,
         "fails-boot": FailsBootEngine,
@@ -287,6 +330,7 @@ class _Behaviours:
         "stopped": StoppedEngine,
         "stubborn": StubbornEngine,
         "parent": ParentEngine,
+        "parent-silent": ParentSilentEngine,
         "doubling": DoublingEngine,
         "straying": StrayingEngine,
         "two-lines": TwoLinesEngine,
@@ -295,15 +339,18 @@ class _Behaviours:
     }
 
 
-def main() -> None:
+def serve(behaviours: Mapping[str, type[EchoEngine]]) -> None:
+    """Be what the command line says, until the socket closes."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("behaviour", choices=list(_Behaviours.by_name))
+    parser.add_argument("behaviour", choices=list(behaviours))
     parser.add_argument("argument")
     parser.add_argument("--socket-fd", type=int, required=True)
     options = parser.parse_args()
+    faulthandler.enable()
+    guard_process_group(options.socket_fd)
     with socket.socket(fileno=options.socket_fd) as connection:
-        _Behaviours.by_name[options.behaviour](connection, options.argument).run()
+        behaviours[options.behaviour](connection, options.argument).run()
 
 
 if __name__ == "__main__":
-    main()
+    serve(_Behaviours.by_name)

@@ -12,7 +12,15 @@ from worker.contract.command_line import DefaultGroup
 from worker.contract.errors import ConfigError, UsageError
 from worker.pool import DEFAULT_COMMAND
 from worker.run import report_failure, run_worker
-from worker.settings import read_settings
+from worker.settings import (
+    BOOT_TIMEOUT_S,
+    CHECKPOINT_EVERY_S,
+    CHECKPOINT_RECORD_COUNT,
+    HANG_TIMEOUT_S,
+    CheckpointPolicy,
+    Limits,
+    read_settings,
+)
 
 
 @click.group(cls=DefaultGroup, no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"]})
@@ -40,6 +48,44 @@ def cli() -> None:
     help="Overrides the plan's; VALUE is JSON or text.",
 )
 @click.option("--work-dir", metavar="FOLDER", help="For temporary files. Default: /scratch, or the system's.")
+@click.option(
+    "--checkpoint-every-s",
+    type=click.FloatRange(0.0, min_open=True),
+    default=CHECKPOINT_EVERY_S,
+    envvar="LLM_ARRAY_CHECKPOINT_EVERY_S",
+    show_default=True,
+    help="Save finished results for a later attempt so often.",
+)
+@click.option(
+    "--checkpoint-records",
+    type=click.IntRange(1),
+    default=CHECKPOINT_RECORD_COUNT,
+    envvar="LLM_ARRAY_CHECKPOINT_RECORDS",
+    show_default=True,
+    help="Save them earlier once there are so many.",
+)
+@click.option(
+    "--hang-timeout-s",
+    type=click.FloatRange(0.0, min_open=True),
+    default=HANG_TIMEOUT_S,
+    envvar="LLM_ARRAY_HANG_TIMEOUT_S",
+    show_default=True,
+    help="An engine that has work and finishes no step for so long is ended, and another is started.",
+)
+@click.option(
+    "--boot-timeout-s",
+    type=click.FloatRange(0.0, min_open=True),
+    default=BOOT_TIMEOUT_S,
+    envvar="LLM_ARRAY_BOOT_TIMEOUT_S",
+    show_default=True,
+    help="The same for one that is not ready so long after its start.",
+)
+@click.option(
+    "--record-timeout-s",
+    type=click.FloatRange(0.0, min_open=True),
+    envvar="LLM_ARRAY_RECORD_TIMEOUT_S",
+    help="A record that has been in vLLM for so long becomes an error line. Default: no limit.",
+)
 @click.option("--engine-command", envvar="LLM_ARRAY_ENGINE_COMMAND", hidden=True, help="What to start as an engine.")
 def run(
     *,
@@ -50,6 +96,11 @@ def run(
     engine_args: tuple[str, ...],
     work_dir: str | None,
     engine_command: str | None,
+    checkpoint_every_s: float,
+    checkpoint_records: int,
+    hang_timeout_s: float,
+    boot_timeout_s: float,
+    record_timeout_s: float | None,
 ) -> None:
     """Answer every record of one partition of RUN, a URI (default: LLM_ARRAY_RUN), and commit its output.
 
@@ -65,13 +116,11 @@ def run(
             work_dir=work_dir,
             engine_command=tuple(shlex.split(engine_command)) if engine_command else DEFAULT_COMMAND,
             environment=os.environ,
+            checkpoint_policy=CheckpointPolicy(every_s=checkpoint_every_s, record_count=checkpoint_records),
+            limits=Limits(boot_s=boot_timeout_s, hang_s=hang_timeout_s, record_s=record_timeout_s),
         )
     except UsageError as error:
         raise click.UsageError(error.message if error.hint is None else f"{error.message}; {error.hint}") from error
     except ConfigError as error:
         sys.exit(report_failure(error))
     sys.exit(run_worker(settings))
-
-
-def main() -> None:
-    cli(prog_name="worker")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,13 @@ MAX_CAUSE_CHARS = 1000
 
 def prepare_environment(model: str, engine_args: Mapping[str, Any]) -> None:
     """Set what vLLM reads on being imported. A variable that is set already wins."""
-    defaults = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_MAX_STOP_STRINGS": str(MAX_STOP_STRINGS)}
+    defaults = {
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "VLLM_MAX_STOP_STRINGS": str(MAX_STOP_STRINGS),
+        # vLLM's own processes, too, are to say where they are on SIGABRT.
+        "PYTHONFAULTHANDLER": "1",
+    }
     if Path(model).is_dir():
         defaults["HF_HUB_OFFLINE"] = "1"
     gpu_count = _gpu_count()
@@ -51,15 +57,20 @@ def _gpu_count() -> int:
     return sum(1 for device in Path("/dev").iterdir() if re.fullmatch(r"nvidia\d+", device.name))
 
 
-def boot_error(error: Exception, model: str) -> EngineBootError:
-    """What a failure to start says to a person: the last link of the chain of causes as well as the first."""
+def boot_error(error: Exception, model: str, logged: Sequence[tuple[str, str]] = ()) -> EngineBootError:
+    """What a failure to start says to a person: the last link of the chain of causes as well as the first.
+
+    Where another process failed that is the last of the errors that it has logged: their names, and what they say.
+    """
     if isinstance(error, EngineBootError):
         return error
     causes = _chain(error)
     message = f"start engine with model {model}: {_described(causes[0])}"
-    if len(causes) > 1:
+    if logged:
+        message += f" (caused by {_shortened(*logged[-1])})"
+    elif len(causes) > 1:
         message += f" (caused by {_described(causes[-1])})"
-    if is_out_of_memory(error):
+    if is_out_of_memory(error, logged):
         hint = "lower max_model_len, max_num_seqs or gpu_memory_utilization, or raise tensor_parallel_size"
     elif isinstance(causes[-1], ModuleNotFoundError):
         hint = "install an engine: pip install 'llm-array[gpu]' or, without a GPU, as the Makefile does"
@@ -70,12 +81,17 @@ def boot_error(error: Exception, model: str) -> EngineBootError:
     return EngineBootError(message, hint=hint)
 
 
-def is_out_of_memory(error: Exception) -> bool:
-    return any(isinstance(cause, MemoryError) or type(cause).__name__ == "OutOfMemoryError" for cause in _chain(error))
+def is_out_of_memory(error: Exception, logged: Sequence[tuple[str, str]] = ()) -> bool:
+    names = [type(cause).__name__ for cause in _chain(error)] + [name.rpartition(".")[2] for name, _ in logged]
+    return not {"MemoryError", "OutOfMemoryError"}.isdisjoint(names)
 
 
 def _described(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:MAX_CAUSE_CHARS]}"
+    return _shortened(type(error).__name__, str(error))
+
+
+def _shortened(name: str, message: str) -> str:
+    return f"{name}: {' '.join(message.split())[:MAX_CAUSE_CHARS]}"
 
 
 def _chain(error: BaseException) -> list[BaseException]:

@@ -65,6 +65,9 @@ class Server:
         self._max_num_seqs: int = engine.vllm_config.scheduler_config.max_num_seqs
         self._backlog: deque[Item] = deque()
         self._pending: dict[str, tuple[Item, Request]] = {}
+        self._timeout_s = boot.record_timeout_s
+        self._given_up_at: deque[tuple[float, str]] = deque()
+        """When each request's time is over, in order; those that have finished may be among them."""
         self._request_ids = map(str, itertools.count())
         self._step_count = 0
         self._progress_at = 0.0
@@ -75,6 +78,7 @@ class Server:
         while True:
             self._receive(channel)
             results = self._admit()
+            results += self._give_up()
             if self._pending:
                 results += self._step()
             self._send(channel, results)
@@ -120,7 +124,24 @@ class Server:
             self._engine.abort_request([request_id])
             return record_error(error)
         self._pending[request_id] = item, request
+        if self._timeout_s is not None:
+            self._given_up_at.append((time.monotonic() + self._timeout_s, request_id))
         return None
+
+    def _give_up(self) -> list[Result]:
+        """Take requests whose time is over from the engine; give their results."""
+        results: list[Result] = []
+        now = time.monotonic()
+        while self._given_up_at and self._given_up_at[0][0] <= now:
+            _, request_id = self._given_up_at.popleft()
+            found = self._pending.pop(request_id, None)
+            if found is not None:
+                self._engine.abort_request([request_id])
+                problem = RecordError(
+                    "timeout", "record_timeout", f"run record: not answered within {self._timeout_s:g} s"
+                )
+                results.append(self._failed(found[0], problem))
+        return results
 
     def _step(self) -> list[Result]:
         outputs = self._engine.step()

@@ -1,11 +1,13 @@
-"""Signals that ask the worker to stop, and the descriptor that ends a wait when one comes."""
+"""What asks the worker to stop, signals above all, and the descriptor that ends a wait when something does."""
 
 from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -14,12 +16,22 @@ from worker.contract.errors import InterruptedRunError
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
+@dataclass(frozen=True, slots=True)
+class _Request:
+    reason: str
+    source: str
+    requested_at: float
+
+
 class Interrupt:
-    """Entered by the main thread: until it is left, SIGTERM and SIGINT are noted here and do nothing else."""
+    """Entered by the main thread: until it is left, SIGTERM and SIGINT are noted here and do nothing else.
+
+    The first request counts; those that follow change nothing.
+    """
 
     def __init__(self) -> None:
-        self._signal_name: str | None = None
-        self._requested_at = 0.0
+        self._request: _Request | None = None
+        self._lock = threading.Lock()
         self._wake_fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._handlers: dict[int, Any] = {}
         self._former_wakeup_fd = -1
@@ -27,7 +39,7 @@ class Interrupt:
     def __enter__(self) -> Self:
         # Python writes there for us, from within C: a wait that began just before the handler ran ends, too.
         self._former_wakeup_fd = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
-        self._handlers = {number: signal.signal(number, self._note) for number in _SIGNALS}
+        self._handlers = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
         return self
 
     def __exit__(
@@ -36,10 +48,11 @@ class Interrupt:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(self._former_wakeup_fd)
-        os.close(self._wake_fd)
-        os.close(self._write_fd)
-        # The numbers may be another file's soon.
-        self._wake_fd = self._write_fd = -1
+        with self._lock:
+            os.close(self._wake_fd)
+            os.close(self._write_fd)
+            # The numbers may be another file's soon.
+            self._wake_fd = self._write_fd = -1
 
     @property
     def wake_fd(self) -> int:
@@ -49,21 +62,43 @@ class Interrupt:
     def wake(self) -> None:
         """End the main thread's wait; from any thread."""
         # Full is as good as written; closed means that nobody waits any more.
-        with suppress(OSError):
+        with self._lock, suppress(OSError):
             os.write(self._write_fd, b"\0")
 
+    @property
+    def reason(self) -> str | None:
+        """What asked to stop: a signal's name, or what `request` was given. None as long as nothing has."""
+        return self._request.reason if self._request else None
+
+    def request(self, reason: str, source: str) -> None:
+        """Ask to stop as a signal does; from any thread.
+
+        Args:
+            reason: one word, for logs and manifests.
+            source: what it was, for people.
+        """
+        self._note(reason, source)
+        self.wake()
+
     def check(self, grace_s: float = 0.0) -> None:
-        """Go on, unless a signal has come, and that so long ago.
+        """Go on, unless someone has asked to stop, and that so long ago.
 
         Raises:
             InterruptedRunError: stop now.
         """
-        if self._signal_name and time.monotonic() - self._requested_at >= grace_s:
+        request = self._request
+        if request and time.monotonic() - request.requested_at >= grace_s:
             raise InterruptedRunError(
-                f"run partition: stopped by {self._signal_name}", hint="the same command again does the whole partition"
+                f"run partition: stopped by {request.source}",
+                hint="the same command again goes on from what was saved",
+                reason=request.reason,
             )
 
-    def _note(self, number: int, _frame: FrameType | None) -> None:
-        if self._signal_name is None:
-            self._signal_name = signal.Signals(number).name
-            self._requested_at = time.monotonic()
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        name = signal.Signals(number).name
+        self._note(name, name)
+
+    def _note(self, reason: str, source: str) -> None:
+        # No lock: a signal handler would wait for ever for one that its own thread holds.
+        if self._request is None:
+            self._request = _Request(reason, source, time.monotonic())

@@ -30,7 +30,7 @@ SOCKET_BUFFER_BYTES = 1 << 20
 RECEIVE_BYTES = 256 << 10
 MAX_BACKLOG_BYTES = 4 << 20
 EXIT_GRACE_S = 5.0
-"""What an engine that has closed its socket gets to end by itself, with an exit code that says why."""
+"""What an engine that has closed its socket, or was told to say where it hangs, gets to end by itself."""
 KILL_WAIT_S = 10.0
 """How long a killed process is waited for: one that hangs in a driver call may never end."""
 
@@ -127,10 +127,13 @@ class _Engine:
         except ConnectionResetError:
             return b""
 
-    def kill_group(self) -> None:
+    def signal_group(self, number: int) -> None:
         # Only ever before the leader is reaped: until then nobody else can get the group's number.
         with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+            os.killpg(self.process.pid, number)
+
+    def kill_group(self) -> None:
+        self.signal_group(signal.SIGKILL)
 
 
 class EnginePool:
@@ -216,10 +219,27 @@ class EnginePool:
         self._hang_up(engine)
         engine.kill_group()
 
+    def abort(self, engine_index: int, reason: str) -> None:
+        """End an engine that hangs: SIGABRT, for the traceback on standard error, and SIGKILL a little later.
+
+        Like `kill` in all else.
+        """
+        engine = self._engines[engine_index]
+        engine.reason = engine.reason or reason
+        # Its socket stays open: closed, it would end the process before that has written where it is.
+        self._stop_listening(engine)
+        engine.signal_group(signal.SIGABRT)
+
     def hang_up(self) -> None:
         """Tell all engines to end, and do not wait for it: `stop` does."""
         for engine in self._engines.values():
             self._hang_up(engine)
+
+    def kill_all(self) -> None:
+        """Kill all engines' process groups: nothing that they do is wanted any more."""
+        for engine in self._engines.values():
+            self._hang_up(engine)
+            engine.kill_group()
 
     def stop(self, grace_s: float) -> None:
         """End all engines: closed sockets tell them to, and who does not in time is killed."""
@@ -259,12 +279,15 @@ class EnginePool:
             self._selector.modify(engine.socket, mask, (engine, True))
 
     def _hang_up(self, engine: _Engine) -> None:
+        self._stop_listening(engine)
+        engine.socket.close()
+
+    def _stop_listening(self, engine: _Engine) -> None:
         if engine.kill_at is None:
             engine.kill_at = time.monotonic() + EXIT_GRACE_S
             engine.outgoing.clear()
             engine.outgoing_bytes = 0
             self._selector.unregister(engine.socket)
-            engine.socket.close()
 
     def _kill_overdue(self) -> None:
         for engine in self._engines.values():

@@ -31,6 +31,8 @@ class Boot(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     partition_index: int
     input_uris: list[str]
     """What `Item.input_index` counts."""
+    record_timeout_s: float | None = None
+    """What a record gets in vLLM, from being handed to its scheduler; then it is given up. None: no limit."""
 
 
 # `gc=False` where there is one object per record: they hold numbers and bytes, so no cycles, and looking for some costs.
@@ -70,6 +72,8 @@ class BootFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """`verb object: what is wrong`, the cause included."""
     hint: str | None = None
     out_of_memory: bool = False
+    max_num_seqs: int | None = None
+    """What was tried, if that was too much for the memory."""
 
 
 class Result(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -90,7 +94,10 @@ class Results(msgspec.Struct, frozen=True, tag=True):
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A sign of life, sent about once a second while there is work: hung means that `step_count` stands still."""
+    """A sign of life, sent between steps about once a second while there is work.
+
+    Hung means that `step_count` stands still, or that none of these comes.
+    """
 
     step_count: int
     running_count: int

@@ -12,7 +12,12 @@ from typing import Any
 from worker.contract.errors import ConfigError, UsageError
 from worker.contract.layout import normalize_uri
 from worker.contract.pairs import read_pairs
+from worker.spot import metadata_endpoint
 
+BOOT_TIMEOUT_S = 1800.0
+HANG_TIMEOUT_S = 300.0
+CHECKPOINT_EVERY_S = 30.0
+CHECKPOINT_RECORD_COUNT = 20_000
 SCRATCH = Path("/scratch")
 """Where the job definitions mount the host's local disks."""
 
@@ -45,6 +50,26 @@ class BatchJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointPolicy:
+    """When results are saved in a segment; whichever comes first."""
+
+    every_s: float = CHECKPOINT_EVERY_S
+    record_count: int = CHECKPOINT_RECORD_COUNT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How long things may take."""
+
+    boot_s: float = BOOT_TIMEOUT_S
+    """An engine's start."""
+    hang_s: float = HANG_TIMEOUT_S
+    """From one step of an engine to the next."""
+    record_s: float | None = None
+    """One record in an engine; None: as long as it takes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     run_uri: str
     job: BatchJob
@@ -56,6 +81,10 @@ class Settings:
     engine_args: Mapping[str, Any] = field(default_factory=dict)
     work_folder: Path
     engine_command: tuple[str, ...]
+    checkpoint_policy: CheckpointPolicy = CheckpointPolicy()
+    limits: Limits = Limits()
+    metadata_endpoint: str | None = None
+    """Where Spot notices are asked for; None: nowhere."""
 
 
 def read_settings(
@@ -68,6 +97,8 @@ def read_settings(
     work_dir: str | None,
     engine_command: tuple[str, ...],
     environment: Mapping[str, str],
+    checkpoint_policy: CheckpointPolicy = CheckpointPolicy(),
+    limits: Limits = Limits(),
     scratch: Path = SCRATCH,
 ) -> Settings:
     """Check and join what the command line and the environment say.
@@ -100,6 +131,9 @@ def read_settings(
         engine_args=read_pairs(engine_args, "--engine-arg"),
         work_folder=_work_folder(work_dir, scratch),
         engine_command=engine_command,
+        checkpoint_policy=checkpoint_policy,
+        limits=limits,
+        metadata_endpoint=metadata_endpoint(environment),
     )
 
 

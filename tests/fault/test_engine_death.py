@@ -74,6 +74,17 @@ def test_deaths_beyond_the_budget_exit_70_and_commit_nothing(run_uri: str) -> No
     assert outputs(run_uri) == []
 
 
+def test_any_number_of_deaths_with_enough_good_work_between_them_is_borne(run_uri: str) -> None:
+    plan = write_run(run_uri, [lines(records(5500))])
+
+    # A window is 80.
+    ended = run_worker(run_uri, "--index", "0", engine=engine_command("dying", "900"))
+
+    assert ended.exit_code == 0, ended
+    assert [death["restarts_left"] for death in ended.of("engine.died")] == [3] * 6
+    assert read_output(run_uri, plan) == lines(records(5500))
+
+
 def test_an_engine_killed_from_outside_costs_nothing_but_its_restart(run_uri: str, gate: Gate) -> None:
     plan = write_run(run_uri, [lines(records(1000))])
 

@@ -108,3 +108,12 @@ class InterruptedRunError(ArrayError):
 
     exit_code = ExitCode.INTERRUPTED
     code = "interrupted"
+
+    def __init__(self, message: str, hint: str | None = None, *, reason: str | None = None) -> None:
+        super().__init__(message, hint)
+        self.reason = reason
+        """One word: a signal's name, or `spot_interruption`."""
+
+    def to_dict(self) -> dict[str, str]:
+        found = super().to_dict()
+        return found if self.reason is None else found | {"reason": self.reason}

@@ -1,0 +1,65 @@
+"""What vLLM logs, passed on to standard error, and searched for why its engine core does not start.
+
+The core is a process of its own: the error that its client raises says no more than that it failed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import threading
+import time
+from collections import deque
+
+TAIL_LINES = 1000
+READ_BYTES = 1 << 16
+SETTLE_S = 2.0
+
+_ERROR = re.compile(r"\b((?:\w+\.)*\w*(?:Error|Exception)): (.+)")
+
+
+class EngineLog:
+    """Takes the place of standard output, which vLLM's loggers write to, in this process and in those it starts."""
+
+    def __init__(self) -> None:
+        self._lines: deque[str] = deque(maxlen=TAIL_LINES)
+        self._lock = threading.Lock()
+        self._fd, write_fd = os.pipe()
+        os.dup2(write_fd, 1)
+        os.close(write_fd)
+        threading.Thread(target=self._pass_on, name="log", daemon=True).start()
+
+    def errors(self) -> list[tuple[str, str]]:
+        """Names of exceptions and what they say, as far as they were logged of late; the last one last."""
+        self.settle()
+        with self._lock:
+            found = [_ERROR.search(line) for line in self._lines]
+        return [(match[1], match[2]) for match in found if match]
+
+    def settle(self) -> None:
+        """Wait until all that was written has been passed on."""
+        deadline = time.monotonic() + SETTLE_S
+        while time.monotonic() < deadline:
+            with self._lock:
+                if not select.select([self._fd], [], [], 0)[0]:
+                    return
+            time.sleep(0.001)
+
+    def forget(self) -> None:
+        """From now on it may be about records."""
+        with self._lock:
+            self._lines = deque(maxlen=0)
+
+    def _pass_on(self) -> None:
+        rest = b""
+        while True:
+            select.select([self._fd], [], [])
+            with self._lock:
+                content = os.read(self._fd, READ_BYTES)
+                written = 0
+                while written < len(content):
+                    written += os.write(2, content[written:])
+                *lines, rest = (rest + content).split(b"\n")
+                rest = rest[-READ_BYTES:]
+                self._lines += [line.decode(errors="replace") for line in lines]
