@@ -135,11 +135,6 @@ def types_of(entry: str) -> tuple[Instance, ...]:
     return tuple(instance for instance in table().values() if instance.name.split(".")[0] in families)
 
 
-def fits(vcpus: int, memory_mib: int, gpus: int) -> tuple[Instance, ...]:
-    """The known types that can hold one job of that size."""
-    return tuple(instance for instance in table().values() if instance.fits(vcpus, memory_mib, gpus))
-
-
 def _gpu_instances() -> list[Instance]:
     return [
         Instance(

@@ -36,6 +36,8 @@ class LocalOptions:
     retry_rules: RetryRules
     log_folder: Path
     """One file of JSON lines and one of engine output per attempt."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """More variables for the workers."""
     worker_command: tuple[str, ...] = DEFAULT_WORKER
 
 
@@ -130,7 +132,7 @@ class _LocalArray:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=engine_log,
-                env=os.environ | self._batch_variables(array_index, attempt),
+                env=os.environ | self._options.environment | self._batch_variables(array_index, attempt),
                 # Ctrl-C reaches us alone, and we decide.
                 process_group=0,
             )

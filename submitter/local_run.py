@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import gettempdir
 from typing import Any
@@ -27,8 +28,8 @@ class LocalRun:
         self._plan = run.plan
         self._output = output
 
-    def finish(self, parallel: int, rules: RetryRules) -> list[ChildEnd]:
-        """Run the partitions that have no output yet; gives those that failed."""
+    def finish(self, parallel: int, rules: RetryRules, environment: Mapping[str, str]) -> list[ChildEnd]:
+        """Run the partitions that have no output yet, with more variables for the workers; gives those that failed."""
         done = {index for index in self._run.outputs().by_index if self._manifest(index)}
         # A worker that finds an output without its manifest, or another plan's, sees to it without starting an engine.
         remaining = [index for index in range(len(self._plan.partitions)) if index not in done]
@@ -45,7 +46,9 @@ class LocalRun:
                 finished_partitions=len(done),
                 finished_records=sum(self._plan.partitions[index].record_count for index in done),
             )
-            options = LocalOptions(parallel=parallel, retry_rules=rules, log_folder=self._log_folder())
+            options = LocalOptions(
+                parallel=parallel, retry_rules=rules, log_folder=self._log_folder(), environment=environment
+            )
             ends = run_children(
                 self._run.layout.run_uri, submission, len(self._plan.partitions), options, progress.report
             )

@@ -31,6 +31,8 @@ class BatchFlags:
     timeout_s: int | None
     attempts: int | None
     tags: dict[str, str]
+    environment: dict[str, str]
+    """Variables for the workers."""
     dry_run: bool
 
     def refuse_dry_run(self) -> None:
@@ -58,6 +60,7 @@ class BatchFlags:
             timeout_s=self.timeout_s,
             attempts=self.attempts,
             tags=self.tags,
+            environment=self.environment,
         )
 
 
@@ -219,10 +222,10 @@ def batch_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(command)
     def wrapped(*args: Any, **values: Any) -> Any:
         settings = click.get_current_context().obj or FileSettings({}, {}, None)
-        tags = merged_table("tags", settings, values.pop("tag"))
-        names = {one.name for one in fields(BatchFlags)} - {"tags", "timeout_s"}
+        names = {one.name for one in fields(BatchFlags)} - {"tags", "environment", "timeout_s"}
         flags = BatchFlags(
-            tags={key: str(value) for key, value in tags.items()},
+            tags=merged_table("tags", settings, values.pop("tag"), as_text=True),
+            environment=merged_table("env", settings, values.pop("env"), as_text=True),
             timeout_s=values.pop("timeout"),
             **{name: values.pop(name) for name in names},
         )
@@ -248,6 +251,12 @@ def batch_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="Attempts per partition; default: the definition's.",
         ),
         click.option("--tag", multiple=True, metavar="KEY=VALUE", help="A tag of the jobs. May be repeated."),
+        click.option(
+            "--env",
+            multiple=True,
+            metavar="NAME=VALUE",
+            help="A variable for the workers, such as LLM_ARRAY_HANG_TIMEOUT_S=600; no secrets. May be repeated.",
+        ),
         click.option(
             "--dry-run", is_flag=True, help="Print the exact SubmitJob requests as JSON; write and submit nothing."
         ),

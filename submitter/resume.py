@@ -127,7 +127,7 @@ def resume_locally(run_uri: str, flags: BatchFlags, parallel: int, output: Outpu
     if batch_submissions(Records(store=run.store, layout=run.layout, patience=Patience())):
         output.note("the run was submitted to AWS Batch before: whether jobs there still run is not looked at")
     local = LocalRun(run, output)
-    failed = local.finish(parallel, local_rules(flags.job_definition, output))
+    failed = local.finish(parallel, local_rules(flags.job_definition, output), flags.environment)
     document, lines = local.summary(failed, time.monotonic() - started)
     output.document({**_run_document(run), **document}, lines)
     return exit_code_of(failed)

@@ -105,7 +105,7 @@ def run_locally(request: SplitRequest, flags: BatchFlags, parallel: int, output:
         output.say(line)
     planned = PlannedRun(store=open_store(request.run_uri), layout=RunLayout(request.run_uri), plan=result.plan)
     run = LocalRun(planned, output)
-    failed = run.finish(parallel, rules)
+    failed = run.finish(parallel, rules, flags.environment)
     document, lines = run.summary(failed, time.monotonic() - started)
     output.document({**_split_document(request, result), **document}, lines)
     return exit_code_of(failed)

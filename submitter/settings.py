@@ -1,6 +1,6 @@
 """Settings of a run: `submit.toml` < `SUBMIT_*` variables < command line.
 
-click merges the three for single values. Tables (`[engine-args]`, `[sampling]`, `[tags]`) are merged key by key here.
+click merges the three for single values. Tables (`[engine-args]`, `[sampling]`, `[tags]`, `[env]`) are merged key by key here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from worker.contract.sampling import nearest
 
 DEFAULT_FILE = "submit.toml"
 FILE_VARIABLE = "SUBMIT_CONFIG"
-TABLES = ("engine-args", "sampling", "tags")
+TABLES = ("engine-args", "sampling", "tags", "env")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +69,21 @@ def read_file(path: str | None, known_options: Iterable[str]) -> FileSettings:
     return FileSettings(values, tables, found)
 
 
-def merged_table(name: str, settings: FileSettings, pairs: Iterable[str]) -> dict[str, Any]:
+def merged_table(name: str, settings: FileSettings, pairs: Iterable[str], *, as_text: bool = False) -> dict[str, Any]:
     """One table: the file's, then `SUBMIT_<NAME>`'s (a JSON object, or `key=value` words), then the command line's pairs.
+
+    With `as_text` every value is a text, just as it was given.
 
     Raises:
         UsageError: a pair is not `key=value`, or the variable is not what it should be.
     """
     variable = f"SUBMIT_{name.upper().replace('-', '_')}"
-    return {**settings.tables.get(name, {}), **_from_variable(variable), **read_pairs(pairs, f"--{_singular(name)}")}
+    found = {
+        **settings.tables.get(name, {}),
+        **_from_variable(variable, as_text=as_text),
+        **read_pairs(pairs, f"--{_singular(name)}", as_text=as_text),
+    }
+    return {key: _text(value) for key, value in found.items()} if as_text else found
 
 
 def _did_you_mean(name: str, known: Iterable[str]) -> str | None:
@@ -108,10 +115,14 @@ def _table(path: Path, name: str, value: Any) -> dict[str, Any]:
     return {str(key): item for key, item in value.items()}
 
 
-def _from_variable(variable: str) -> dict[str, Any]:
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else orjson.dumps(value, default=str).decode()
+
+
+def _from_variable(variable: str, *, as_text: bool) -> dict[str, Any]:
     text = os.environ.get(variable, "").strip()
     if not text.startswith("{"):
-        return read_pairs(text.split(), variable)
+        return read_pairs(text.split(), variable, as_text=as_text)
     try:
         found = orjson.loads(text)
     except orjson.JSONDecodeError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import pytest
 from botocore.validate import ParamValidator
 
 from tests.batch_setting import DEFINITION, FOLDER, VALUES, Setting
+from tests.fakes import engine_command
 from tests.worker_runs import run_worker
 from worker.contract.store import open_store
 
@@ -162,7 +164,7 @@ def test_a_dry_run_prints_the_exact_requests_and_changes_nothing(
 ) -> None:
     command = (
         "in.jsonl", "--run", "r", "--partitions", "4", *on_batch(setting, monkeypatch),
-        "--timeout", "3600", "--attempts", "4", "--tag", "team=a b",
+        "--timeout", "3600", "--attempts", "4", "--tag", "team=a b", "--env", "LLM_ARRAY_HANG_TIMEOUT_S=1e3",
     )  # fmt: skip
 
     unplanned = submit(*command, "--dry-run")
@@ -174,6 +176,7 @@ def test_a_dry_run_prints_the_exact_requests_and_changes_nothing(
     shown = submit(*command, "--dry-run", "--json").document["requests"]
     assert not setting.fake.jobs
     assert not (tmp_path / "r/submissions").exists()
+    assert {"name": "LLM_ARRAY_HANG_TIMEOUT_S", "value": "1e3"} in shown[0]["containerOverrides"]["environment"]
 
     model = botocore.session.get_session().get_service_model("batch")
     for request in [*orjson.loads(unplanned.stdout), *shown]:
@@ -185,6 +188,18 @@ def test_a_dry_run_prints_the_exact_requests_and_changes_nothing(
 
     submit(*command)
     assert [job["request"] for job in setting.fake.jobs] == shown
+
+
+def test_variables_for_the_workers_reach_those_on_this_machine(submit: Submit) -> None:
+    done = submit(
+        "in.jsonl", "--run", "r", "--partitions", "1", "--model", "m", "--local",
+        "--env", f"LLM_ARRAY_ENGINE_COMMAND={shlex.join(engine_command('environment', 'COLOUR'))}", "--env", "COLOUR=1.10",
+        "--json",
+    )  # fmt: skip
+
+    assert done.exit_code == 0, done.stderr
+    (output,) = Path(done.document["outputs"]).iterdir()
+    assert set(output.read_bytes().split()) == {b"1.10"}
 
 
 def test_a_mistyped_queue_is_found_before_the_input_is_read(

@@ -10,7 +10,7 @@ from typing import Any
 import moto
 import pytest
 
-from submitter.instances import BUNDLES, fits, table, types_of
+from submitter.instances import BUNDLES, table, types_of
 
 
 @pytest.fixture(scope="module")
@@ -75,11 +75,11 @@ def test_the_trn1_lesson_of_97_percent_is_kept() -> None:
 def test_one_small_request_fits_every_type_with_eight_gpus() -> None:
     eight = {instance.name for instance in table().values() if instance.gpus == 8}
 
-    assert {instance.name for instance in fits(96, 700_000, 8)} == eight
+    assert {instance.name for instance in table().values() if instance.fits(96, 700_000, 8)} == eight
 
 
 def test_a_request_for_192_vcpus_fits_no_p4d() -> None:
-    names = {instance.name for instance in fits(192, 720_000, 8)}
+    names = {instance.name for instance in table().values() if instance.fits(192, 720_000, 8)}
 
     assert "p4d.24xlarge" not in names
     assert {"p5.48xlarge", "g6e.48xlarge", "g6.48xlarge"} <= names

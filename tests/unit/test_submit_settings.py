@@ -65,6 +65,15 @@ def test_tables_merge_key_by_key_and_the_command_line_wins(monkeypatch: pytest.M
     assert merged_table("engine-args", settings, ["c=true"]) == {"a": 1, "b": 2, "c": True}
 
 
+def test_tables_of_texts_are_taken_as_they_stand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SUBMIT_TAGS", "b=007")
+    settings = FileSettings({}, {"tags": {"a": 1, "c": True}}, None)
+
+    found = merged_table("tags", settings, ["d=1.10", "e=true"], as_text=True)
+
+    assert found == {"a": "1", "b": "007", "c": "true", "d": "1.10", "e": "true"}
+
+
 @pytest.mark.parametrize("pair", ["novalue", "=3"])
 def test_a_pair_without_a_key_or_value_is_refused(pair: str) -> None:
     with pytest.raises(UsageError, match="expected key=value"):
