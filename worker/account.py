@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import io
+import logging
 import platform
 import socket
 from contextlib import closing
@@ -15,14 +16,18 @@ from worker.checkpoint import Checkpoint
 from worker.commit import FOREIGN_OUTPUT_HINT, Output
 from worker.contract.compression import decompressed
 from worker.contract.errors import InputError
-from worker.contract.formats import Checksum, utc_now
+from worker.contract.formats import Checksum, decode, encode, utc_now
+from worker.contract.logs import log_event
 from worker.contract.manifest import Attempt, Manifest, Times
 from worker.contract.output_line import Summary, summarize_line
+from worker.contract.store import NotFoundError
 from worker.generate import Generated
 from worker.job import Job
 from worker.tally import Tally
 
 READ_BYTES = 1 << 20
+
+logger = logging.getLogger(__name__)
 
 
 def new_manifest(job: Job, generated: Generated, checkpoint: Checkpoint, output: Output, times: Times) -> Manifest:
@@ -38,7 +43,27 @@ def new_manifest(job: Job, generated: Generated, checkpoint: Checkpoint, output:
     )
 
 
-def rebuilt_manifest(job: Job) -> Manifest:
+def check_account(job: Job) -> None:
+    """See that an output that was found is of this plan, and that it has its manifest.
+
+    Raises:
+        InputError: it is of another plan, or has not as many lines as the partition has records.
+    """
+    try:
+        manifest = decode(job.store.read(job.manifest_uri), Manifest, job.manifest_uri)
+    except NotFoundError:
+        # Whoever committed the output died before it could write this.
+        job.store.create(job.manifest_uri, encode(_rebuilt_manifest(job)), job.writer_id)
+        log_event(logger, logging.INFO, "manifest.rebuilt", manifest_uri=job.manifest_uri)
+        return
+    if manifest.fingerprint != job.plan.fingerprint:
+        raise InputError(
+            f"check output {job.output_uri}: it was made by another plan than {job.layout.plan}",
+            hint="the run was planned anew over an old one: plan it under a URI of its own",
+        )
+
+
+def _rebuilt_manifest(job: Job) -> Manifest:
     """The account of an output that was found, as far as its lines tell.
 
     Raises:

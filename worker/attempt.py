@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from worker.account import new_manifest
+from worker.account import check_account, new_manifest
 from worker.answers import LineWriter
 from worker.checkpoint import Checkpoint, CheckpointPlace
 from worker.commit import check_output, commit_output
@@ -36,7 +36,9 @@ ABORT_GRACE_S = 1.0
 COMMIT_GRACE_S = 10.0
 """What a commit under way gets to finish when the worker must go: it saves the whole partition."""
 LAST_SEGMENT_S = 15.0
-"""What the last segment gets when the worker must go: AWS Batch's own grace is 30 s."""
+"""What the last segment gets when the worker must go."""
+STOP_S = 25.0
+"""From the request to stop until the last segment must be out: AWS Batch's own grace is 30 s."""
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +62,7 @@ def run_attempt(job: Job, interrupt: Interrupt) -> None:
     except BaseException as error:
         # What they have in work is lost in any case: the last segment gets the machine to itself.
         pool.kill_all()
-        checkpoint.finish(_ending(error, interrupt), LAST_SEGMENT_S)
+        checkpoint.finish(_ending(error, interrupt), max(1.0, min(LAST_SEGMENT_S, STOP_S - interrupt.elapsed_s())))
         raise
     finally:
         pool.stop(grace_s)
@@ -161,6 +163,7 @@ def _commit(job: Job, generated: Generated, checkpoint: Checkpoint, interrupt: I
     )
     if output is None:
         check_output(job.store, job.output_uri, job.plan.compression, job.partition.record_count)
+        check_account(job)
         log_event(logger, logging.INFO, "partition.lost_race", output_uri=job.output_uri)
         return
     ended = time.monotonic()

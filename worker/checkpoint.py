@@ -28,6 +28,8 @@ from worker.tally import Tally
 
 MAX_SEGMENT_BYTES = 32 << 20
 """Of output lines, unless one line is longer: a segment is made and read in memory."""
+RETRY_S = 30.0
+"""At most so long after a save that has failed the next one is tried."""
 
 logger = logging.getLogger(__name__)
 
@@ -86,6 +88,8 @@ class Checkpoint:
         self._saving: _Batch | None = None
         self._saved: Future[None] = Future()
         self._saved_at = time.monotonic()
+        """When the last save began: what has come since is what a death would cost."""
+        self._retry_at = self._saved_at
         self._saved_count = 0
         self._segment_count = 0
 
@@ -132,18 +136,14 @@ class Checkpoint:
             ConfigError: segments may not be written there.
         """
         self._settle()
-        pending = self._pending
+        pending, now = self._pending, time.monotonic()
         is_due = (
-            time.monotonic() - self._saved_at >= self._policy.every_s
+            now - self._saved_at >= self._policy.every_s
             or len(pending.facts) >= self._policy.record_count
             or pending.end - pending.start >= MAX_SEGMENT_BYTES
         )
-        if is_due and pending.facts and self._saving is None:
+        if is_due and pending.facts and self._saving is None and now >= self._retry_at:
             self._begin(ended_by=None)
-
-    @property
-    def is_saving(self) -> bool:
-        return self._saving is not None
 
     def finish(self, ended_by: str, wait_s: float) -> None:
         """Save what is left in a last segment that says why the attempt has ended; waits so long at most.
@@ -155,11 +155,12 @@ class Checkpoint:
             self._settle(wait_s)
             while self._saving is None:
                 self._begin(ended_by)
-                self._settle(max(0.0, deadline - time.monotonic()))
-                if not self._pending.facts:
+                # Storage has made its retries when a save fails: it is not asked again and again.
+                if not self._settle(max(0.0, deadline - time.monotonic())) or not self._pending.facts:
                     break
-        except ArrayError as error:
-            log_event(logger, logging.ERROR, "checkpoint.failed", **error.to_dict())
+        except Exception as error:  # noqa: BLE001  what has gone wrong before must not be covered up
+            found = error.to_dict() if isinstance(error, ArrayError) else {"message": type(error).__name__}
+            log_event(logger, logging.ERROR, "checkpoint.failed", **found)
         if self._saving or self._pending.facts:
             lost_count = len(self._pending.facts) + (len(self._saving.facts) if self._saving else 0)
             log_event(logger, logging.ERROR, "checkpoint.incomplete", unsaved_count=lost_count, waited_s=wait_s)
@@ -215,7 +216,7 @@ class Checkpoint:
 
     def _begin(self, ended_by: str | None) -> None:
         batch, self._pending = self._pending.split()
-        self._saving, self._saved = batch, Future()
+        self._saving, self._saved, self._saved_at = batch, Future(), time.monotonic()
         # A number of its own for each try: the object of a try that failed may be there all the same, with less in it.
         self._segment_count += 1
         uri = self._place.segment_uri(self._segment_count)
@@ -249,20 +250,19 @@ class Checkpoint:
         except BaseException as error:  # noqa: BLE001  raised again in the main thread
             saved.set_exception(error)
 
-    def _settle(self, wait_s: float = 0.0) -> None:
-        """Take note of how a save has ended, if it has."""
+    def _settle(self, wait_s: float = 0.0) -> bool:
+        """Take note of how a save has ended, if it has. False: it failed, and what it had is pending again."""
         if self._saving is None or not wait([self._saved], wait_s).done:
-            return
+            return True
         batch, self._saving = self._saving, None
-        self._saved_at = time.monotonic()
-        try:
-            self._saved.result()
-        except StorageError as error:
-            # What it could not save is in the next segment. Work goes on: without it the results would be lost for certain.
-            log_event(logger, logging.WARNING, "checkpoint.failed", **error.to_dict())
-            self._pending = batch.followed_by(self._pending)
-        except BaseException:
-            self._pending = batch.followed_by(self._pending)
-            raise
-        else:
+        error = self._saved.exception()
+        if error is None:
             self._saved_count += len(batch.facts)
+            return True
+        self._pending = batch.followed_by(self._pending)
+        self._retry_at = time.monotonic() + min(self._policy.every_s, RETRY_S)
+        if not isinstance(error, StorageError):
+            raise error
+        # Work goes on: without it the results would be lost for certain.
+        log_event(logger, logging.WARNING, "checkpoint.failed", **error.to_dict())
+        return False

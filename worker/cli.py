@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import sys
 
 import click
@@ -123,4 +124,8 @@ def run(
         raise click.UsageError(error.message if error.hint is None else f"{error.message}; {error.hint}") from error
     except ConfigError as error:
         sys.exit(report_failure(error))
-    sys.exit(run_worker(settings))
+    exit_code = run_worker(settings)
+    # All is done and said: what comes now must not make another exit code of it.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    sys.exit(exit_code)

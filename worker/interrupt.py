@@ -70,6 +70,10 @@ class Interrupt:
         """What asked to stop: a signal's name, or what `request` was given. None as long as nothing has."""
         return self._request.reason if self._request else None
 
+    def elapsed_s(self) -> float:
+        """Since the request; 0 as long as there is none."""
+        return time.monotonic() - self._request.requested_at if self._request else 0.0
+
     def request(self, reason: str, source: str) -> None:
         """Ask to stop as a signal does; from any thread.
 

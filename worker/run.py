@@ -9,13 +9,12 @@ import socket
 import time
 from typing import Any
 
-from worker.account import rebuilt_manifest
+from worker.account import check_account
 from worker.attempt import run_attempt
 from worker.contract.errors import ArrayError, ExitCode, InputError, UsageError
-from worker.contract.formats import decode, encode, utc_now
+from worker.contract.formats import decode, utc_now
 from worker.contract.layout import RunLayout
 from worker.contract.logs import configure_logs, log_event
-from worker.contract.manifest import Manifest
 from worker.contract.plan import Plan
 from worker.contract.store import NotFoundError, Store, open_store
 from worker.contract.submission import Submission
@@ -75,31 +74,11 @@ def _run(settings: Settings, context: dict[str, Any], interrupt: Interrupt) -> N
     )
     if job.store.head(job.output_uri):
         log_event(logger, logging.INFO, "partition.already_committed", output_uri=job.output_uri)
-        _check_manifest(job)
+        check_account(job)
         # Left by whoever committed the output and died, or by one who was beaten to it.
         remove_segments(job.store, job.checkpoints_uri)
         return
     run_attempt(job, interrupt)
-
-
-def _check_manifest(job: Job) -> None:
-    """See that an output that was found is of this plan, and that it has its manifest.
-
-    Raises:
-        InputError: it is of another plan, or has not as many lines as the partition has records.
-    """
-    try:
-        manifest = decode(job.store.read(job.manifest_uri), Manifest, job.manifest_uri)
-    except NotFoundError:
-        # Whoever committed the output died before it could write this.
-        job.store.create(job.manifest_uri, encode(rebuilt_manifest(job)), job.writer_id)
-        log_event(logger, logging.INFO, "manifest.rebuilt", manifest_uri=job.manifest_uri)
-        return
-    if manifest.fingerprint != job.plan.fingerprint:
-        raise InputError(
-            f"check output {job.output_uri}: it was made by another plan than {job.layout.plan}",
-            hint="the run was planned anew over an old one: plan it under a URI of its own",
-        )
 
 
 def _read_job(settings: Settings) -> Job:

@@ -63,7 +63,7 @@ class EngineWatch:
         for engine_index, engine in self._engines.items():
             if paused_s > PAUSE_S:
                 # Nobody can tell whether the engine ran meanwhile, and its messages may be unread yet.
-                engine.since += paused_s
+                engine.since = min(now, engine.since + paused_s)
             if engine.is_ready and not in_flight_count(engine_index):
                 engine.since = now
             limit_s = self._hang_s if engine.is_ready else self._boot_s
