@@ -7,7 +7,7 @@ PIP = .venv/bin/python -m pip install --quiet --disable-pip-version-check
 DEMO_MODEL = models/smollm2-135m-instruct
 SOURCES = worker submitter tests benchmarks examples
 
-.PHONY: help demo test check lint types format bench clean
+.PHONY: help demo test check lint types format bench soak clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,6 +38,9 @@ bench: .venv/dev.stamp ## the figures in README
 	.venv/bin/python -m benchmarks.split
 	.venv/bin/python -m benchmarks.engine
 	.venv/bin/python -m benchmarks.hostpath
+
+soak: .venv/dev.stamp ## kill workers and engines for SOAK_S seconds (default 3600), from SOAK_SEED
+	.venv/bin/python -m tests.storm
 
 clean: ## remove what the targets made
 	rm -rf .venv models runs build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -26,12 +26,19 @@ from worker.contract.plan import Compression, InputObject, Partition, Plan, Sour
 from worker.contract.store import open_store
 from worker.contract.submission import Submission
 
+WORKER = (sys.executable, "-m", "worker")
 LIMIT_S = 60.0
 """Nothing here takes so long, on any machine."""
 
 
 def records(count: int) -> list[bytes]:
     return [b'{"prompt":"record %d"}' % number for number in range(count)]
+
+
+def answered_records(count: int, filler: bytes = b"") -> list[bytes]:
+    """Records that look like answers: of what a stand-in's echo makes of them a manifest can be rebuilt."""
+    answer = b'{"usage":{"prompt_tokens":5,"completion_tokens":3,"total_tokens":8}}'
+    return [b'{"prompt":"record %d%s","answer":%s}' % (number, filler, answer) for number in range(count)]
 
 
 def lines(content: Sequence[bytes]) -> bytes:
@@ -136,11 +143,12 @@ class StartedWorker:
         *arguments: str,
         engine: Sequence[str] = (),
         variables: Mapping[str, str] | None = None,
+        program: Sequence[str] = WORKER,
     ) -> None:
         command = shlex.join(engine or engine_command("echo"))
         self._events: list[dict[str, Any]] = []
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "worker", *arguments],
+            [*program, *arguments],
             env={**os.environ, "LLM_ARRAY_ENGINE_COMMAND": command, **(variables or {})},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -173,8 +181,13 @@ class StartedWorker:
         return Ended(self.process.returncode, self._events, stderr.decode())
 
 
-def run_worker(*arguments: str, engine: Sequence[str] = (), variables: Mapping[str, str] | None = None) -> Ended:
-    with StartedWorker(*arguments, engine=engine, variables=variables) as worker:
+def run_worker(
+    *arguments: str,
+    engine: Sequence[str] = (),
+    variables: Mapping[str, str] | None = None,
+    program: Sequence[str] = WORKER,
+) -> Ended:
+    with StartedWorker(*arguments, engine=engine, variables=variables, program=program) as worker:
         return worker.end()
 
 

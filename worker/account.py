@@ -14,7 +14,7 @@ import msgspec
 
 from worker.checkpoint import Checkpoint
 from worker.commit import FOREIGN_OUTPUT_HINT, Output
-from worker.contract.compression import decompressed
+from worker.contract.compression import decompressed, undamaged
 from worker.contract.errors import InputError
 from worker.contract.formats import Checksum, decode, encode, utc_now
 from worker.contract.logs import log_event
@@ -70,7 +70,8 @@ def _rebuilt_manifest(job: Job) -> Manifest:
         InputError: it has not as many lines as the partition has records, or a line is no result of this run.
     """
     tally, checksum, size_bytes, line_count = Tally(), Checksum(), 0, 0
-    with closing(job.store.open_read(job.output_uri)) as stored:
+    whole = undamaged(f"output {job.output_uri}", FOREIGN_OUTPUT_HINT)
+    with closing(job.store.open_read(job.output_uri)) as stored, whole:
         content = cast("io.RawIOBase", decompressed(stored, job.plan.compression))
         for line in io.BufferedReader(content, READ_BYTES):
             checksum.update(line)

@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from worker.contract.compression import compressed, decompressed
+from worker.contract.compression import compressed, decompressed, undamaged
 from worker.contract.errors import InputError
 from worker.contract.formats import Checksum
 from worker.contract.plan import Compression
@@ -77,7 +77,7 @@ def check_output(store: Store, uri: str, compression: Compression, record_count:
         InputError: it has not.
     """
     line_count = 0
-    with closing(store.open_read(uri)) as stored:
+    with closing(store.open_read(uri)) as stored, undamaged(f"output {uri}", FOREIGN_OUTPUT_HINT):
         content = decompressed(stored, compression)
         while chunk := content.read(CHUNK_BYTES):
             line_count += chunk.count(b"\n")

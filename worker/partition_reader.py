@@ -5,8 +5,6 @@ Lines end at `\n` alone. Blank lines (spaces, tabs and carriage returns) are no 
 
 from __future__ import annotations
 
-import gzip
-import zlib
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -15,7 +13,7 @@ from itertools import accumulate, chain, count, groupby, islice, repeat
 from pathlib import Path
 from typing import BinaryIO
 
-from worker.contract.compression import decompressed
+from worker.contract.compression import decompressed, undamaged
 from worker.contract.errors import InputError, StorageError
 from worker.contract.formats import Checksum
 from worker.contract.plan import Compression, Partition, Source
@@ -220,16 +218,7 @@ def _mismatch(uri: str, what: str, expected: object, got: object) -> InputError:
 @contextmanager
 def _named_errors(uri: str) -> Iterator[None]:
     try:
-        yield
-    except _undecodable() as error:
-        raise InputError(
-            f"decompress partition {uri}: {type(error).__name__}", hint="the object is damaged: plan the run again"
-        ) from error
+        with undamaged(f"partition {uri}", "plan the run again"):
+            yield
     except OSError as error:
         raise StorageError(f"read partition {uri}: {error.strerror}") from error
-
-
-def _undecodable() -> tuple[type[Exception], ...]:
-    from backports import zstd  # noqa: PLC0415  loaded only once something has gone wrong
-
-    return (gzip.BadGzipFile, EOFError, zlib.error, zstd.ZstdError)

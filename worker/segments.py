@@ -17,7 +17,7 @@ from typing import Literal
 
 import msgspec
 
-from worker.contract.compression import compressed, decompressed
+from worker.contract.compression import compressed, decompressed, undamaged
 from worker.contract.errors import ArrayError, InputError
 from worker.contract.formats import Document, checksum_of, decode
 from worker.contract.logs import log_event
@@ -94,17 +94,16 @@ def decode_segment(stored: bytes, uri: str) -> Segment:
     Raises:
         InputError: it is torn, damaged or no segment.
     """
-    from backports import zstd  # noqa: PLC0415  as everywhere: only who reads zst needs it
-
-    try:
+    with undamaged(f"segment {uri}", "its records are done again"):
         content = decompressed(io.BytesIO(stored), COMPRESSION).read()
+    try:
         head, _, body = content.partition(b"\n")
         header = decode(head, SegmentHeader, uri)
         if checksum_of(body) != header.checksum:
             raise InputError(f"read segment {uri}: its bytes do not match its checksum")
         lines = body.split(b"\n")
         facts = [_decode_facts(line) for line in lines[:-1:2]]
-    except (zstd.ZstdError, EOFError, msgspec.MsgspecError) as error:
+    except msgspec.MsgspecError as error:
         raise InputError(f"read segment {uri}: it is damaged ({type(error).__name__})") from error
     if len(lines) != 2 * header.result_count + 1:
         raise InputError(f"read segment {uri}: {len(lines)} lines (expected {2 * header.result_count + 1})")

@@ -160,7 +160,7 @@ def test_a_damaged_segment_is_said_and_its_records_are_done_again(tmp_path: Path
     second = run_worker(run_uri, "--index", "0")
 
     assert second.exit_code == 0, second.stderr
-    assert second.one("segment.ignored")["message"].startswith(f"read segment {segment}")
+    assert second.one("segment.ignored")["message"].startswith(f"decompress segment {segment}")
     assert read_output(run_uri, plan) == content
 
 

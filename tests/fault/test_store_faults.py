@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import gc
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import pytest
 from botocore.awsrequest import AWSResponse
 from botocore.compat import HTTPHeaders
 from botocore.exceptions import ConnectionClosedError
+from botocore.parsers import ResponseParserError
 
-from worker.contract import store_s3
+from worker.contract import store, store_s3
 from worker.contract.errors import StorageError
 from worker.contract.retry import ATTEMPT_COUNT
 from worker.contract.store import open_store
@@ -159,5 +164,62 @@ def test_half_written_content_is_never_published_even_when_the_upload_cannot_be_
     assert open_store(uri).head(uri) is None
 
 
+@pytest.mark.parametrize("error", [ResponseParserError("no XML"), MemoryError()])
+def test_nor_when_the_answer_to_the_abort_is_no_answer(
+    s3_bucket: str, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    uri = f"s3://{s3_bucket}/x"
+
+    def produce(stream: BinaryIO) -> None:
+        stream.write(b"half")
+        raise ValueError("produce")
+
+    def terminate(_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("smart_open.s3.MultipartWriter.terminate", terminate)
+    with pytest.raises(ValueError, match="produce"):
+        open_store(uri).create_stream(uri, produce, owner="w1")
+    gc.collect()
+
+    assert open_store(uri).head(uri) is None
+
+
 def _produce(stream: BinaryIO) -> None:
     stream.write(b"content")
+
+
+def test_a_process_that_is_killed_while_it_writes_a_file_leaves_nothing(tmp_path: Path) -> None:
+    unnamed = store._open_unnamed(tmp_path)
+    if unnamed is None:
+        pytest.skip("this file system knows no files without names")
+    os.close(unnamed)
+    code = (
+        "import os, sys; from worker.contract.store import open_store\n"
+        "def produce(stream): stream.write(bytes(1 << 20)); os._exit(9)\n"
+        "open_store(sys.argv[1]).create_stream(sys.argv[1], produce, 'w1')"
+    )
+
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "folder" / "x")], check=False)
+
+    assert done.returncode == 9
+    assert list((tmp_path / "folder").iterdir()) == []
+
+
+def test_a_file_system_without_files_that_have_no_name_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker.contract.store._open_unnamed", lambda _: None)
+    uri = str(tmp_path / "folder" / "x")
+
+    assert open_store(uri).create(uri, b"ours", owner="w1")
+    assert not open_store(uri).create(uri, b"theirs", owner="w2")
+    assert Path(uri).read_bytes() == b"ours"
+    assert list((tmp_path / "folder").iterdir()) == [Path(uri)]
+
+
+@pytest.mark.parametrize("code", ["ExpiredToken", "ExpiredTokenException", "InvalidToken", "RequestExpired"])
+def test_expired_credentials_are_looked_for_again_and_are_no_wrong_configuration(s3_bucket: str, code: str) -> None:
+    uri = f"s3://{s3_bucket}/x"
+    with answered("PutObject", 400, code, count=10_000):
+        # The hooks are on the clients of these credentials.
+        assert open_store(uri).create(uri, b"ours", owner="w1")
+    assert open_store(uri).read(uri) == b"ours"

@@ -10,17 +10,24 @@ import sys
 from pathlib import Path
 
 import boto3
+import orjson
 import pytest
 
 from tests.batch_setting import Setting
+from tests.finished_runs import finish
 from worker.contract.errors import ExitCode
+from worker.contract.formats import decode
+from worker.contract.plan import Plan
+from worker.contract.store import open_store
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 COMMANDS = re.findall(r"^\$ (.+)$", README, re.MULTILINE)
 RUN_BY_CI = ("make demo", "make test")
 RUN_BY_MAKE_DEMO = "--local"
-ON_BATCH = [command for command in COMMANDS if command not in RUN_BY_CI and RUN_BY_MAKE_DEMO not in command]
+LATER = [command for command in COMMANDS if re.match(r"submit (cancel|resume|verify|retry-failed) ", command)]
+"""Commands for a run that is there, in the order of a story."""
+ON_BATCH = [command for command in COMMANDS if command not in (*RUN_BY_CI, *LATER) and RUN_BY_MAKE_DEMO not in command]
 
 
 def test_make_commands_are_what_ci_runs() -> None:
@@ -66,6 +73,40 @@ def test_a_command_for_aws_batch_submits_an_array(
     assert done.returncode == 0, done.stderr
     (job,) = setting.fake.jobs
     assert job["request"]["arrayProperties"]["size"] in {500, 1000}
+
+
+def test_the_commands_for_a_run_that_is_there_tell_their_story(
+    setting: Setting, s3_bucket: str, aws_environment: dict[str, str], tmp_path: Path
+) -> None:
+    setting.fake.add_queue("gpu-spot", ["p5en.48xlarge"])
+    setting.fake.definitions += [{**setting.fake.definitions[0], "jobDefinitionName": "vllm-8gpu"}]
+    boto3.resource("s3").Bucket(s3_bucket).put_object(Key="in/a.jsonl", Body=b'{"prompt":"p"}\n' * 12)
+
+    def run(command: str) -> tuple[int, str]:
+        program, *arguments = shlex.split(command.replace("s3://bucket/", f"s3://{s3_bucket}/"))
+        done = subprocess.run(
+            [str(Path(sys.executable).parent / program), *arguments, "--json"],
+            cwd=tmp_path,
+            env=os.environ | {"AWS_ENDPOINT_URL_BATCH": setting.fake.url},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.stdout, done.stderr
+        return done.returncode, orjson.loads(done.stdout).get("outcome", "")
+
+    batch = "--queue gpu-spot --job-definition vllm-8gpu"
+    run(f"submit s3://bucket/in/ --run s3://bucket/runs/r1 --model m --partitions 3 {batch}")
+    cancel, resume, verify, retry, resume_again = LATER
+
+    assert run(cancel) == (0, "terminated")
+    assert run(resume) == (0, "submitted")
+    uri = f"s3://{s3_bucket}/runs/r1"
+    plan = decode(open_store(uri).read(f"{uri}/run.json"), Plan, uri)
+    finish(uri, plan, lambda _record: "engine.engine_killer")
+    assert run(verify) == (0, "verified")
+    assert run(retry) == (0, "planned")
+    assert run(resume_again) == (0, "submitted")
 
 
 def test_the_exit_codes_are_the_products() -> None:

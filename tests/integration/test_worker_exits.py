@@ -196,3 +196,18 @@ def test_no_manifest_is_made_of_an_output_that_is_not_this_runs(local_run: str, 
     assert ended.exit_code == 65
     assert uri in ended.failure["message"]
     assert [name for name in object_names(local_run) if "manifests" in name] == []
+
+
+def test_a_damaged_output_exits_65_and_is_named(tmp_path: Path) -> None:
+    run_uri = str(tmp_path / "run")
+    write_run(run_uri, [lines(records(100))], "zst")
+    assert run_worker(run_uri, "--index", "0").exit_code == 0
+    (output,) = Path(run_uri, "outputs").iterdir()
+    output.write_bytes(output.read_bytes()[:-5])
+    (manifest,) = Path(run_uri, "manifests").iterdir()
+    manifest.unlink()
+
+    ended = run_worker(run_uri, "--index", "0")
+
+    assert ended.exit_code == 65
+    assert str(output) in ended.failure["message"]

@@ -6,8 +6,12 @@ import bz2
 import gzip
 import io
 import lzma
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, BinaryIO, Protocol, cast
+
+from worker.contract.errors import InputError
 
 MAGIC_BYTES = 6
 _STORED_BYTES = 64 << 10
@@ -36,6 +40,25 @@ def decompressed(stream: BinaryIO, compression: str) -> BinaryIO:
         case "xz":
             return cast("BinaryIO", io.BufferedReader(_Streams(stream, lzma.LZMADecompressor)))
     return stream
+
+
+@contextmanager
+def undamaged(what: str, hint: str) -> Iterator[None]:
+    """Raise what reading damaged data raises as one error for people.
+
+    Raises:
+        InputError: the compressed data is damaged, or cut off. Says `what`.
+    """
+    try:
+        yield
+    except _damage_errors() as error:
+        raise InputError(f"decompress {what}: it is damaged ({type(error).__name__})", hint=hint) from error
+
+
+def _damage_errors() -> tuple[type[Exception], ...]:
+    from backports import zstd  # noqa: PLC0415  loaded only once something has gone wrong
+
+    return (gzip.BadGzipFile, EOFError, zlib.error, zstd.ZstdError)
 
 
 def compressed(stream: BinaryIO, compression: str) -> BinaryIO:

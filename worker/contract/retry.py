@@ -2,7 +2,7 @@
 
 | who | attempts | why |
 |---|---|---|
-| small calls (this policy) | 8 within 240 s | botocore's own retries are off for them, so the two do not multiply |
+| small calls, and streamed reads at the byte where they were (this policy) | 8 within 240 s | botocore's own retries are off for them, so the two do not multiply |
 | parts of a streamed upload (botocore) | 5 | starting a large object again for one lost part would cost minutes |
 | a streamed upload as a whole (this policy) | 8 within 240 s | a 409 asks for a new upload from its start |
 """
@@ -20,10 +20,13 @@ from botocore.exceptions import (
     ConnectTimeoutError,
     CredentialRetrievalError,
     EndpointConnectionError,
+    FlexibleChecksumError,
     HTTPClientError,
     IncompleteReadError,
     ResponseStreamingError,
 )
+from botocore.parsers import ResponseParserError
+from urllib3.exceptions import HTTPError
 
 from worker.contract.logs import log_event
 
@@ -35,19 +38,34 @@ LONGEST_WAIT_S = 20.0
 logger = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
 
-_TRANSIENT_CODES = frozenset(
+EXPIRED_CODES = frozenset(
     {
+        "400",  # all that a HEAD, which has no body, says of an expired token
+        "ExpiredToken",
+        "ExpiredTokenException",
+        "InvalidToken",
+        "RequestExpired",
+        "TokenRefreshRequired",
+    }
+)
+"""The credentials are no longer good. They may be renewed, elsewhere and at any time: the next try must read them again."""
+
+_TRANSIENT_CODES = EXPIRED_CODES | frozenset(
+    {
+        "BadDigest",  # damaged on the way
         "ConditionalRequestConflict",
-        "ExpiredToken",  # a role's credentials are about to be renewed
+        "IncompleteBody",
         "InternalError",
         "NoSuchUpload",  # aborted by somebody else, or by a lifecycle rule: the next try starts another
         "OperationAborted",
         "PriorRequestNotComplete",
         "RequestLimitExceeded",
         "RequestTimeout",
+        "RequestTimeoutException",
         "RequestTimeTooSkewed",
         "ServiceUnavailable",
         "SlowDown",
+        "ThrottledException",
         "Throttling",
         "ThrottlingException",
         "TooManyRequestsException",
@@ -57,9 +75,12 @@ _TRANSIENT_ERRORS = (
     EndpointConnectionError,  # refused, or the name is not known: neither this nor the next is an HTTPClientError
     ConnectTimeoutError,
     HTTPClientError,  # reset or timed out
+    HTTPError,
     ConnectionClosedError,
     IncompleteReadError,
     ResponseStreamingError,
+    ResponseParserError,
+    FlexibleChecksumError,
     CredentialRetrievalError,
     ConnectionError,
     TimeoutError,

@@ -134,9 +134,9 @@ class LocalStore:
         return self.create_stream(uri, lambda stream: _write_all(stream, content), owner)
 
     def create_stream(self, uri: str, produce: Produce, owner: str) -> bool:  # noqa: ARG002  link() has no lost answers
-        with _named_errors("create", uri), _written_beside(Path(uri), produce) as temporary:
+        with _named_errors("create", uri), _draft(Path(uri), produce) as publish:
             try:
-                os.link(temporary, uri)
+                publish()
             except FileExistsError:
                 return False
             _sync_folder(Path(uri).parent)
@@ -181,19 +181,52 @@ def _is_temporary(name: str) -> bool:
 
 
 @contextmanager
+def _draft(path: Path, produce: Produce) -> Iterator[Callable[[], None]]:
+    """A finished file, and what makes it appear as `path`, which must not be there yet.
+
+    Where the file system can, it has no name until then: not even a killed process leaves anything behind.
+    """
+    descriptor = _open_unnamed(path.parent)
+    if descriptor is None:
+        with _written_beside(path, produce) as temporary:
+            yield lambda: os.link(temporary, path)
+        return
+    with open(descriptor, "wb") as stream:  # noqa: PTH123  there is no path
+        _write_through(stream, produce)
+        # Python makes the one call that follows this link only if it is given a folder, too: any will do.
+        yield lambda: os.link(f"/proc/self/fd/{descriptor}", path, src_dir_fd=descriptor)
+
+
+def _open_unnamed(folder: Path) -> int | None:
+    folder.mkdir(parents=True, exist_ok=True)
+    if not Path("/proc/self/fd").is_dir():
+        return None
+    try:
+        return os.open(folder, os.O_TMPFILE | os.O_WRONLY, 0o666)
+    except OSError as error:
+        if error.errno in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
+            return None
+        raise
+
+
+@contextmanager
 def _written_beside(path: Path, produce: Produce) -> Iterator[Path]:
     """A finished temporary file in the same folder, gone afterwards whatever happens."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         with temporary.open("xb") as stream:
-            produce(stream)
-            stream.flush()
-            os.fsync(stream.fileno())
+            _write_through(stream, produce)
         yield temporary
     finally:
         with suppress(FileNotFoundError):
             temporary.unlink()
+
+
+def _write_through(stream: BinaryIO, produce: Produce) -> None:
+    produce(stream)
+    stream.flush()
+    os.fsync(stream.fileno())
 
 
 def _sync_folder(folder: Path) -> None:

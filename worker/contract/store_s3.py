@@ -11,7 +11,7 @@ import io
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, BinaryIO, TypeVar, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 
 import boto3
 import smart_open.s3
@@ -23,18 +23,26 @@ from botocore.exceptions import (
     ParamValidationError,
     PartialCredentialsError,
 )
+from botocore.parsers import ResponseParserError
+from urllib3.exceptions import HTTPError
 
 from worker.contract.errors import ArrayError, ConfigError, InputError, StorageError
 from worker.contract.layout import split_s3_uri
-from worker.contract.retry import call_with_retries, error_code, http_status
+from worker.contract.retry import EXPIRED_CODES, call_with_retries, error_code, http_status, is_transient
 from worker.contract.store import NotFoundError, ObjectInfo, Produce
 
 if TYPE_CHECKING:
+    from botocore.response import StreamingBody
     from mypy_boto3_s3 import S3Client
+    from mypy_boto3_s3.type_defs import ListObjectsV2OutputTypeDef
 
 PART_BYTES = 32 << 20
 READ_BUFFER_BYTES = 1 << 20
+CONNECT_TIMEOUT_S = 10.0
+READ_TIMEOUT_S = 60.0
+"""How long S3 may say nothing."""
 OWNER_KEY = "writer-id"
+BAD_REQUEST_HINT = "check the credentials, the region and the permissions on this bucket and key"
 
 Answer = TypeVar("Answer")
 
@@ -55,24 +63,7 @@ class S3Store:
         return self._get(uri, f"bytes={start}-{end - 1}", etag)
 
     def open_read(self, uri: str, etag: str | None = None, start: int = 0) -> BinaryIO:
-        bucket, key = split_s3_uri(uri)
-        condition = {} if etag is None else {"IfMatch": _quoted(etag)}
-
-        def open_at() -> BinaryIO:
-            with _backend_errors():
-                reader = smart_open.s3.Reader(
-                    bucket,
-                    key,
-                    buffer_size=READ_BUFFER_BYTES,
-                    defer_seek=start > 0,
-                    client=_streaming_client(),
-                    client_kwargs={"S3.Client.get_object": condition},
-                )
-                if start:
-                    reader.seek(start)
-            return cast("BinaryIO", _NamedReader(reader, uri))
-
-        return _named("read", uri, open_at)
+        return io.BufferedReader(_Reader(uri, etag, start), READ_BUFFER_BYTES)
 
     def head(self, uri: str) -> ObjectInfo | None:
         bucket, key = split_s3_uri(uri)
@@ -86,8 +77,7 @@ class S3Store:
         bucket, prefix = split_s3_uri(prefix_uri)
         last_key = ""
         while True:
-            list_page = functools.partial(_client().list_objects_v2, Bucket=bucket, Prefix=prefix, StartAfter=last_key)
-            page = _named("list", prefix_uri, list_page)
+            page = _named("list", prefix_uri, functools.partial(_list_page, bucket, prefix, last_key))
             for entry in page.get("Contents", []):
                 last_key = entry["Key"]
                 uri = f"s3://{bucket}/{last_key}"
@@ -171,29 +161,87 @@ class S3Store:
             raise
 
 
-class _NamedReader(io.RawIOBase):
-    """smart_open's reader, with errors that name the object. It reopens at its position when a body breaks off."""
+class _Reader(io.RawIOBase):
+    """One version of an object, whatever breaks off or is replaced meanwhile: the one that the first answer is of."""
 
-    def __init__(self, reader: BinaryIO, uri: str) -> None:
-        self._reader = reader
+    def __init__(self, uri: str, etag: str | None, start: int) -> None:
         self._uri = uri
+        self._client = _PinnedClient(etag)
+        self._position = start
+        self._stream: BinaryIO | None = None
+        self._stream = _named("read", uri, self._open)
 
     def readable(self) -> bool:
         return True
 
     def read(self, size: int = -1) -> bytes:
-        with _translated("read", self._uri), _backend_errors():
-            return self._reader.read(size)
+        content = _named("read", self._uri, functools.partial(self._read, size))
+        self._position += len(content)
+        return content
 
-    def readinto(self, buffer: bytearray) -> int:  # type: ignore[override]
+    def readall(self) -> bytes:
+        return self.read()
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
         content = self.read(len(buffer))
         buffer[: len(content)] = content
         return len(content)
 
     def close(self) -> None:
-        if not self.closed:
-            self._reader.close()
+        self._drop()
         super().close()
+
+    def _read(self, size: int) -> bytes:
+        if self._stream is None:
+            self._stream = self._open()
+        try:
+            with _backend_errors():
+                return self._stream.read(size)
+        except Exception:
+            # It may have passed bytes that it has not given.
+            self._drop()
+            raise
+
+    def _open(self) -> BinaryIO:
+        bucket, key = split_s3_uri(self._uri)
+        with _backend_errors():
+            stream = smart_open.s3.Reader(
+                bucket, key, buffer_size=READ_BUFFER_BYTES, defer_seek=self._position > 0, client=self._client
+            )
+            if self._position:
+                stream.seek(self._position)
+        return cast("BinaryIO", stream)
+
+    def _drop(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+
+
+class _PinnedClient:
+    """What smart_open's reader needs of a client. Every GET asks for the version that the first one gave."""
+
+    def __init__(self, etag: str | None) -> None:
+        self._condition: dict[str, Any] = {} if etag is None else {"IfMatch": _quoted(etag)}
+
+    def get_object(self, **request: Any) -> dict[str, Any]:
+        found = _client().get_object(**request, **self._condition)
+        self._condition = {"IfMatch": found["ETag"]}
+        return {**found, "Body": _Body(found["Body"])}
+
+
+class _Body:
+    """A body that breaks off with an error which smart_open, having waits of its own, does not know."""
+
+    def __init__(self, body: StreamingBody) -> None:
+        self._body = body
+        self.close = body.close
+
+    def read(self, size: int | None = None) -> bytes:
+        try:
+            return self._body.read(size)
+        except (BotoCoreError, HTTPError, ConnectionError) as error:
+            raise OSError("the body breaks off") from error
 
 
 def _upload(uri: str, produce: Produce, client_kwargs: dict[str, dict[str, object]]) -> None:
@@ -208,9 +256,11 @@ def _upload(uri: str, produce: Produce, client_kwargs: dict[str, dict[str, objec
         except BaseException:
             # A writer left open is completed by the garbage collector, half-written content and all: if the upload
             # cannot even be aborted, make the writer forget it (the bucket's lifecycle rule removes the parts).
-            with suppress(ClientError, BotoCoreError):
-                stream.terminate()
-            stream._upload_id = None  # noqa: SLF001
+            try:
+                with suppress(Exception):
+                    stream.terminate()
+            finally:
+                stream._upload_id = None  # noqa: SLF001
             raise
 
 
@@ -221,14 +271,25 @@ def _backend_errors() -> Iterator[None]:
         yield
     except (OSError, ValueError) as error:
         backend = getattr(error, "backend_error", None) or error.__cause__
-        if isinstance(backend, ClientError | BotoCoreError):
+        if isinstance(backend, ClientError | BotoCoreError | HTTPError | ConnectionError):
             raise backend from error
         raise
 
 
 def _named(verb: str, uri: str, call: Callable[[], Answer]) -> Answer:
     with _translated(verb, uri):
-        return call_with_retries(f"{verb} {uri}", call)
+        return call_with_retries(f"{verb} {uri}", functools.partial(_renewing, call))
+
+
+def _renewing(call: Callable[[], Answer]) -> Answer:
+    try:
+        return call()
+    except ClientError as error:
+        if error_code(error) in EXPIRED_CODES:
+            # A session reads some sources of credentials, such as a file, once and never again.
+            _client.cache_clear()
+            _streaming_client.cache_clear()
+        raise
 
 
 @contextmanager
@@ -243,13 +304,16 @@ def _translated(verb: str, uri: str) -> Iterator[None]:
         raise ConfigError(
             f"{verb} {uri}: no AWS credentials", hint="set AWS_PROFILE, or give the job a role"
         ) from error
-    except (BotoCoreError, OSError) as error:
+    except (BotoCoreError, ResponseParserError, HTTPError, OSError) as error:
         raise StorageError(f"{verb} {uri}: no answer from S3 ({type(error).__name__})") from error
 
 
 def _error_for(verb: str, uri: str, error: ClientError) -> ArrayError:
     code, status = error_code(error), http_status(error)
     what = f"{verb} {uri}: S3 answered {code} (HTTP {status})"
+    if is_transient(error):
+        expired = "the AWS credentials have expired: renew them, and run the same again"
+        return StorageError(what, hint={"400": BAD_REQUEST_HINT}.get(code, expired) if code in EXPIRED_CODES else None)
     if code == "NoSuchBucket":
         return ConfigError(what, hint="create the bucket, or correct its name")
     if status == 404:
@@ -257,8 +321,12 @@ def _error_for(verb: str, uri: str, error: ClientError) -> ArrayError:
     if status == 412:
         return InputError(f"{verb} {uri}: it has changed since the run was planned", hint="plan a new run")
     if status in (301, 400, 401, 403):
-        return ConfigError(what, hint="check the credentials, the region and the permissions on this bucket and key")
+        return ConfigError(what, hint=BAD_REQUEST_HINT)
     return StorageError(what)
+
+
+def _list_page(bucket: str, prefix: str, last_key: str) -> ListObjectsV2OutputTypeDef:
+    return _client().list_objects_v2(Bucket=bucket, Prefix=prefix, StartAfter=last_key)
 
 
 def _quoted(etag: str) -> str:
@@ -277,8 +345,8 @@ def _streaming_client() -> S3Client:
 
 def _make_client(total_max_attempts: int) -> S3Client:
     config = Config(
-        connect_timeout=10,
-        read_timeout=60,
+        connect_timeout=CONNECT_TIMEOUT_S,
+        read_timeout=READ_TIMEOUT_S,
         max_pool_connections=32,
         retries={"mode": "standard", "total_max_attempts": total_max_attempts},
     )
