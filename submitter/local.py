@@ -20,6 +20,7 @@ from typing import IO, Any
 import orjson
 
 from submitter.job_definition import Decision, RetryRules
+from worker.contract.command_line import PARENT_VARIABLE
 from worker.contract.errors import InterruptedRunError
 from worker.contract.layout import partition_name
 from worker.contract.submission import Submission
@@ -149,7 +150,7 @@ class _LocalArray:
             "AWS_BATCH_JQ_NAME": "local",
             "AWS_BATCH_CE_NAME": "local",
             # Not Batch's: a worker here must end with this process, whatever ends it.
-            "LLM_ARRAY_PARENT_PID": str(os.getpid()),
+            PARENT_VARIABLE: str(os.getpid()),
         }
         if self._submission.size > 1:
             variables["AWS_BATCH_JOB_ID"] = f"{job_id}:{array_index}"

@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 from tests.fakes import ANSWERED_VARIABLE, engine_command
 from tests.worker_runs import (
     WORKER,
@@ -54,6 +56,8 @@ class Storm:
     kill_count: int = 0
     attempt_count: int = 0
     redone_count: int = 0
+    worst_redone_count: int = 0
+    """Between two attempts that got as far as to load what was saved."""
     run_count: int = 0
 
     def run_stand_in(self, record_count: int = 3000) -> None:
@@ -61,9 +65,17 @@ class Storm:
         content = lines(answered_records(record_count))
         run_uri, plan = self.new_run(content)
         answered = self.folder / f"answered-{self.run_count}"
-        self.weather(run_uri, {ANSWERED_VARIABLE: str(answered)})
+        answered.touch()
+        redone_count, exit_code = 0, -1
+        while exit_code != 0:
+            answered_count = _line_count(answered)
+            exit_code = self._attempt(run_uri, {ANSWERED_VARIABLE: str(answered)}, lambda: True)
+            if (saved_count := self._loaded_count()) is not None:
+                # Of all that engines had answered before, this attempt found so much saved.
+                self.worst_redone_count = max(self.worst_redone_count, answered_count - saved_count - redone_count)
+                redone_count = answered_count - saved_count
         check(run_uri, plan, content)
-        self.redone_count += answered.read_bytes().count(b"\n") - record_count
+        self.redone_count += _line_count(answered) - record_count
 
     @property
     def redone_per_death(self) -> float:
@@ -73,7 +85,7 @@ class Storm:
     def describe(self) -> str:
         return (
             f"{self.run_count} runs, {self.attempt_count} attempts, {self.kill_count} kills, "
-            f"{self.redone_per_death:.1f} records redone per death"
+            f"{self.redone_per_death:.1f} records redone per death, {self.worst_redone_count} at worst"
         )
 
     def new_run(self, content: bytes, **changes: Any) -> tuple[str, Plan]:
@@ -113,6 +125,18 @@ class Storm:
         assert exit_code in (*ALLOWED_EXITS, -signal.SIGKILL), self.log.read_text(encoding="utf-8")
         return exit_code
 
+    def _loaded_count(self) -> int | None:
+        """What the last attempt found saved; None if it did not get so far."""
+        events = [
+            orjson.loads(line)
+            for line in self.log.read_bytes().split(b"\n")
+            if line.startswith(b"{") and line.endswith(b"}")
+        ]
+        for fields in events:
+            if fields["event"] == "partition.loaded":
+                return int(fields["done_count"])
+        return None
+
     def _strike(self, process: subprocess.Popen[bytes]) -> None:
         engines = _children(process.pid)
         target = self.rng.choice(["worker", "engine", "all"])
@@ -128,6 +152,10 @@ class Storm:
                 _kill(engine)
         process.wait()
         assert all(has_ended(engine, ORPHAN_LIMIT_S) for engine in engines), "an engine has outlived its worker"
+
+
+def _line_count(path: Path) -> int:
+    return path.read_bytes().count(b"\n")
 
 
 def check(run_uri: str, plan: Plan, content: bytes) -> None:

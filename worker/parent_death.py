@@ -8,8 +8,7 @@ import select
 import signal
 from typing import NoReturn
 
-PARENT_VARIABLE = "LLM_ARRAY_PARENT_PID"
-"""Set by who wants its workers to end with it, to its own pid: `submit --local` does."""
+from worker.contract.command_line import PARENT_VARIABLE
 
 GUARD_GRACE_S = 2.0
 """What a process whose socket has closed gets to end by itself, with its children."""

@@ -17,9 +17,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from worker.contract.command_line import PARENT_VARIABLE
 from worker.contract.logs import log_event
 from worker.interrupt import Interrupt
-from worker.parent_death import PARENT_VARIABLE
 
 ENDPOINT_VARIABLE = "AWS_EC2_METADATA_SERVICE_ENDPOINT"
 """The same variables as boto3's."""

@@ -21,3 +21,5 @@ def test_no_record_is_lost_or_doubled_and_few_are_done_again(tmp_path: Path) -> 
 
     print(storm.describe())
     assert storm.redone_per_death <= INTERVAL_RECORD_COUNT
+    # One interval, and what is answered while its segment is on its way.
+    assert storm.worst_redone_count <= 5 * INTERVAL_RECORD_COUNT

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import click
 
+PARENT_VARIABLE = "LLM_ARRAY_PARENT_PID"
+"""Set by who wants its workers to end with it, to its own pid: `submit --local` does."""
+
 
 class DefaultGroup(click.Group):
     """A group whose first word may be left out: what is neither a command nor an option of its own belongs to `run`."""
