@@ -19,6 +19,9 @@ def main() -> None:
     parser.add_argument("run", type=Path)
     parser.add_argument("--rows", type=int, default=12)
     options = parser.parse_args()
+    plan = orjson.loads((options.run / "run.json").read_bytes())
+    if plan["shape"] != "plain":
+        parser.error(f"{options.run} is a run of OpenAI batch lines: this shows plain records")
     outputs = sorted((options.run / "outputs").glob("*.jsonl"))
     if not outputs:
         parser.error(f"{options.run} has no outputs")
@@ -27,16 +30,16 @@ def main() -> None:
         "prompt", "answer", "finish", "tokens", title=f"the first {min(options.rows, len(rows))} of {len(rows)} records"
     )
     for row in rows[: options.rows]:
-        table.add_row(*cells(row))
+        table.add_row(*cells(row, plan["answer_key"]))
     console = Console()
     console.print(table)
     for line in totals(options.run):
         console.print(line, highlight=False)
 
 
-def cells(row: dict[str, Any]) -> tuple[str, str, str, str]:
-    prompt = row["messages"][-1]["content"] if "messages" in row else row["prompt"]
-    response = row["response"]
+def cells(row: dict[str, Any], answer_key: str) -> tuple[str, str, str, str]:
+    prompt = row["messages"][-1]["content"] if "messages" in row else str(row.get("prompt"))
+    response = row[answer_key]
     if "error" in response:
         return prompt, response["error"]["message"], "error", ""
     choice = response["choices"][0]

@@ -156,8 +156,12 @@ class Records:
                 f"submission {known.submission_id} has no job yet: another submitter is at it, or died at it; "
                 f"waiting for up to {until - now:.0f} s"
             )
-        while self.patience.now() < until:
-            self.patience.sleep(min(self.patience.poll_s, until - self.patience.now()))
+        # Counted down, not looked up: the time of day may jump meanwhile.
+        left_s = until - now
+        while left_s > 0:
+            pause_s = min(self.patience.poll_s, left_s)
+            self.patience.sleep(pause_s)
+            left_s -= pause_s
             if self.read_submitted(known.submission_id):
                 return True
         return False

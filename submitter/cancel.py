@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from submitter.batch_client import Batch, open_batch
 from submitter.batch_records import Known, Patience, Records
@@ -15,7 +15,7 @@ from submitter.run_jobs import ENDED, JobState, batch_submissions, look_up_jobs
 from worker.contract.errors import ExitCode
 from worker.contract.submission import Submitted
 
-CancelOutcome = Literal["terminated", "already_terminated", "already_ended"]
+CancelOutcome = Literal["unsettled", "terminated", "already_terminated", "already_ended"]
 _OUTCOMES: dict[JobState, CancelOutcome] = {
     "active": "terminated",
     "unlisted": "terminated",
@@ -27,7 +27,8 @@ _OUTCOMES: dict[JobState, CancelOutcome] = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CancelledJob:
     submission_id: str
-    job_id: str
+    job_id: str | None
+    """None of a submission whose job is not to be found, or not yet."""
     job_name: str
     partition_count: int
     outcome: CancelOutcome
@@ -75,11 +76,13 @@ def _cancel_open(
             )
         )
         cancelled.append(_cancelled(known, job["jobId"], "already_ended" if has_ended else "terminated"))
-    if not found:
+    # Where there is no queue any more no job can come either.
+    if queues and not found:
         notify(
             f"submission {known.submission_id} has no job that can be found: if a command is submitting it just now, "
             "cancel again once that has ended"
         )
+        cancelled.append(_cancelled(known, None, "unsettled"))
     return cancelled
 
 
@@ -104,16 +107,16 @@ def cancel_run(run_uri: str, reason: str, output: Output) -> int:
     lines = [f"job terminated: {job.job_name}, job id {job.job_id}" for job in terminated]
     if document["outcome"] == "already_terminated":
         lines.append("the jobs were terminated before, and their last workers are ending")
-    elif not terminated:
+    elif document["outcome"] == "already_ended":
         lines.append("no job of this run is going on: nothing to terminate")
     lines.append(f"{done_count:,} of {count(run.partition_count, 'partition')} are done, and kept")
     if done_count < run.partition_count:
         lines.append(f"to go on: submit resume {run.layout.run_uri}")
     output.document(document, lines)
-    return ExitCode.OK
+    return ExitCode.INTERRUPTED if document["outcome"] == "unsettled" else ExitCode.OK
 
 
-def _cancelled(known: Known, job_id: str, outcome: CancelOutcome) -> CancelledJob:
+def _cancelled(known: Known, job_id: str | None, outcome: CancelOutcome) -> CancelledJob:
     return CancelledJob(
         submission_id=known.submission_id,
         job_id=job_id,
@@ -125,4 +128,4 @@ def _cancelled(known: Known, job_id: str, outcome: CancelOutcome) -> CancelledJo
 
 def _outcome(jobs: list[CancelledJob]) -> CancelOutcome:
     found = {job.outcome for job in jobs}
-    return next((outcome for outcome in _OUTCOMES.values() if outcome in found), "already_ended")
+    return next((outcome for outcome in get_args(CancelOutcome) if outcome in found), "already_ended")

@@ -20,7 +20,7 @@ from typing import BinaryIO
 from submitter.reading import LOCAL_READ_BYTES, ObservedReader, buffered, decompressed_stream, named_errors
 from submitter.standard_input import StandardInput
 from worker.contract.compression import MAGIC_BYTES, compression_of
-from worker.contract.errors import InputError
+from worker.contract.errors import ConfigError, InputError
 from worker.contract.formats import Checksum
 from worker.contract.layout import normalize_uri, split_s3_uri
 from worker.contract.plan import InputObject
@@ -128,6 +128,7 @@ def _expand_local(argument: str, path: str, run_identity: str) -> _Found:
         raise InputError(f"read {argument}: it is no regular file", hint="pipe it in, and name it -")
     if not _MAGIC.search(path):
         raise InputError(f"read {argument}: there is no such file or folder")
+    _check_listable(argument, path)
     matches = glob.glob(path, recursive=True)  # noqa: PTH207  takes absolute patterns
     if not matches:
         raise InputError(f"read {argument}: no file matches")
@@ -139,6 +140,21 @@ def _expand_local(argument: str, path: str, run_identity: str) -> _Found:
             objects[match] = one
     fixed = path[: _first_magic(path)].rpartition("/")[0] + "/"
     return _without_hidden(objects.values(), fixed, path)
+
+
+def _check_listable(argument: str, pattern: str) -> None:
+    """Glob passes over folders that it may not list, and their files would be missing in silence."""
+    fixed = pattern[: _first_magic(pattern)].rpartition("/")[0] or "/"
+    levels = pattern[len(fixed) :].strip("/").split("/")
+    depth = None if "**" in levels else len(levels) - 1
+
+    def refuse(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError | NotADirectoryError):
+            raise ConfigError(f"read {argument}: cannot list {error.filename} ({error.strerror})") from error
+
+    for folder, folders, _ in os.walk(fixed, onerror=refuse):
+        if depth is not None and len(Path(folder).relative_to(fixed).parts) >= depth:
+            folders.clear()
 
 
 def _expand_s3(argument: str, run_identity: str) -> _Found:

@@ -179,7 +179,8 @@ class _LocalArray:
         except (orjson.JSONDecodeError, KeyError, TypeError):
             return  # kept in the log; only events are shown
         if event == "worker.failed":
-            child.message = str(fields.get("message", ""))
+            hint = fields.get("hint")
+            child.message = str(fields.get("message", "")) + (f" ({hint})" if hint else "")
         self._report(ChildEvent(partition_index=child.partition_index, event=event, fields=fields))
 
     def _end(self, child: _Child) -> None:

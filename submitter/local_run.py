@@ -27,6 +27,8 @@ class LocalRun:
         self._run = run
         self._plan = run.plan
         self._output = output
+        self.started_count = 0
+        """Partitions that `finish` had to run."""
 
     def finish(self, parallel: int, rules: RetryRules, environment: Mapping[str, str]) -> list[ChildEnd]:
         """Run the partitions that have no output yet, with more variables for the workers; gives those that failed."""
@@ -36,6 +38,7 @@ class LocalRun:
         if not remaining:
             self._output.note("every partition has its output already: nothing to run")
             return []
+        self.started_count = len(remaining)
         submission = self._new_submission(remaining)
         with progress_bar("run", "records") as show:
             progress = LocalProgress(

@@ -14,8 +14,10 @@ from submitter.settings import FileSettings, merged_table, read_file
 from submitter.split import SplitRequest
 from worker.contract.errors import UsageError
 from worker.contract.layout import MAX_PARTITION_COUNT, normalize_uri
+from worker.contract.output_line import STAGES
 from worker.contract.pairs import read_pairs
 from worker.contract.plan import Compression
+from worker.contract.sampling import nearest
 
 DEFAULT_ANSWER_KEY = "response"
 
@@ -84,6 +86,17 @@ class RetryRequest:
     sampling: dict[str, Any] = field(default_factory=dict)
     answer_key: str | None = None
     process_count: int | None = None
+
+    def __post_init__(self) -> None:
+        for kind in self.only:
+            stage = kind.partition(".")[0]
+            if stage not in STAGES:
+                meant = nearest(stage, STAGES)
+                raise UsageError(
+                    f"read --only: {kind!r} is no kind of error (expected STAGE or STAGE.CODE; stages are "
+                    f"{', '.join(STAGES)})",
+                    hint=f"did you mean {meant!r}?" if meant else None,
+                )
 
 
 def _option(*names: str, **attributes: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

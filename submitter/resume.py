@@ -129,7 +129,8 @@ def resume_locally(run_uri: str, flags: BatchFlags, parallel: int, output: Outpu
     local = LocalRun(run, output)
     failed = local.finish(parallel, local_rules(flags.job_definition, output), flags.environment)
     document, lines = local.summary(failed, time.monotonic() - started)
-    output.document({**_run_document(run), **document}, lines)
+    outcome = ("unfinished" if failed else "done") if local.started_count else "already_done"
+    output.document({**_run_document(run), **document, "outcome": outcome}, lines)
     return exit_code_of(failed)
 
 

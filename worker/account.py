@@ -8,6 +8,7 @@ import logging
 import platform
 import socket
 from contextlib import closing
+from itertools import islice
 from typing import cast
 
 import msgspec
@@ -26,6 +27,7 @@ from worker.job import Job
 from worker.tally import Tally
 
 READ_BYTES = 1 << 20
+BLOCK_LINE_COUNT = 1024
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +43,18 @@ def new_manifest(job: Job, generated: Generated, checkpoint: Checkpoint, output:
         engines=generated.engines,
         earlier_attempts=checkpoint.earlier_attempts,
     )
+
+
+def put_manifest(job: Job, manifest: Manifest) -> None:
+    """Write the account of an output that this worker has just committed.
+
+    One that is there already was rebuilt from this very output by a worker that found it, or is of an output that is gone.
+    """
+    if job.store.create(job.manifest_uri, encode(manifest), job.writer_id):
+        return
+    found = decode(job.store.read(job.manifest_uri), Manifest, job.manifest_uri)
+    if (found.fingerprint, found.output_checksum) != (manifest.fingerprint, manifest.output_checksum):
+        job.store.write(job.manifest_uri, encode(manifest))
 
 
 def check_account(job: Job) -> None:
@@ -69,18 +83,21 @@ def _rebuilt_manifest(job: Job) -> Manifest:
     Raises:
         InputError: it has not as many lines as the partition has records, or a line is no result of this run.
     """
-    tally, checksum, size_bytes, line_count = Tally(), Checksum(), 0, 0
+    tally, checksum, size_bytes, line_count, is_whole = Tally(), Checksum(), 0, 0, True
     whole = undamaged(f"output {job.output_uri}", FOREIGN_OUTPUT_HINT)
     with closing(job.store.open_read(job.output_uri)) as stored, whole:
         content = cast("io.RawIOBase", decompressed(stored, job.plan.compression))
-        for line in io.BufferedReader(content, READ_BYTES):
-            checksum.update(line)
-            size_bytes += len(line)
-            line_count += 1
-            tally.add([_summary(job, line, line_count)])
-    if line_count != job.partition.record_count:
+        lines = io.BufferedReader(content, READ_BYTES)
+        while block := list(islice(lines, BLOCK_LINE_COUNT)):
+            checksum.update(b"".join(block))
+            size_bytes += sum(map(len, block))
+            tally.add([_summary(job, line, number) for number, line in enumerate(block, line_count + 1)])
+            line_count += len(block)
+            is_whole = block[-1].endswith(b"\n")
+    if line_count != job.partition.record_count or not is_whole:
+        what = f"{line_count} lines" if is_whole else f"{line_count} lines, the last without an end"
         raise InputError(
-            f"check output {job.output_uri}: {line_count} lines (expected {job.partition.record_count})",
+            f"check output {job.output_uri}: {what} (expected {job.partition.record_count})",
             hint=FOREIGN_OUTPUT_HINT,
         )
     return _manifest(job, tally, Output(size_bytes=size_bytes, checksum=checksum.value))

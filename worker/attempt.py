@@ -11,12 +11,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from worker.account import check_account, new_manifest
+from worker.account import check_account, new_manifest, put_manifest
 from worker.answers import LineWriter
 from worker.checkpoint import Checkpoint, CheckpointPlace
 from worker.commit import check_output, commit_output
 from worker.contract.errors import ArrayError, InterruptedRunError
-from worker.contract.formats import encode
 from worker.contract.logs import log_event
 from worker.contract.manifest import EarlierAttempt, Times
 from worker.devices import engine_count_for, engine_environments, gpus_per_engine, visible_gpus
@@ -187,8 +186,7 @@ def _commit(job: Job, generated: Generated, checkpoint: Checkpoint, interrupt: I
         **msgspec.to_builtins(manifest.tokens),
         **msgspec.to_builtins(times),
     )
-    # One that is there already was rebuilt from this very output by a worker that found it.
-    job.store.create(job.manifest_uri, encode(manifest), job.writer_id)
+    put_manifest(job, manifest)
 
 
 def _killer_line(writer: LineWriter, item: Item) -> bytes:

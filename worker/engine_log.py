@@ -11,6 +11,7 @@ import select
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 
 TAIL_LINES = 1000
 READ_BYTES = 1 << 16
@@ -57,9 +58,14 @@ class EngineLog:
             select.select([self._fd], [], [])
             with self._lock:
                 content = os.read(self._fd, READ_BYTES)
-                written = 0
-                while written < len(content):
-                    written += os.write(2, content[written:])
+                _write(content)
                 *lines, rest = (rest + content).split(b"\n")
                 rest = rest[-READ_BYTES:]
                 self._lines += [line.decode(errors="replace") for line in lines]
+
+
+def _write(content: bytes) -> None:
+    """To standard error. What it does not take is lost: with nobody to read the pipe the whole engine would wait."""
+    with suppress(OSError):
+        while content:
+            content = content[os.write(2, content) :]

@@ -150,6 +150,8 @@ class EnginePool:
         self._wake_fd = wake_fd
         self._selector = selectors.DefaultSelector()
         self._engines: dict[int, _Engine] = {}
+        self._ended: list[_Engine] = []
+        """Dead, with messages that have just been given."""
         if wake_fd is not None:
             self._selector.register(wake_fd, selectors.EVENT_READ)
 
@@ -191,6 +193,9 @@ class EnginePool:
 
     def poll(self, timeout_s: float) -> list[Event]:
         """Wait until something happens, at most so long; give messages, and deaths after all messages of the dead."""
+        if self._ended:
+            ended, self._ended = self._ended, []
+            return [self._bury(engine) for engine in ended]
         events: list[Event] = []
         dead = []
         for key, mask in self._selector.select(timeout_s):
@@ -208,7 +213,11 @@ class EnginePool:
         for engine in dead:
             while engine.kill_at is None and (content := engine.receive()) is not None:
                 events += self._received(engine, content)
-            events.append(self._bury(engine))
+            if any(event.engine_index == engine.engine_index for event in events):
+                # Whoever hears its last words may still condemn it for them.
+                self._ended.append(engine)
+            else:
+                events.append(self._bury(engine))
         self._kill_overdue()
         return events
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
-Stage = Literal["parse", "request", "length", "engine", "timeout", "validation"]
+from worker.contract.output_line import Stage
 
 
 class RecordError(Exception):

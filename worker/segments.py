@@ -145,5 +145,5 @@ def remove_segments(store: Store, folder_uri: str) -> None:
 def _check(segment: Segment, identity: Identity, uri: str) -> None:
     if segment.header.identity != identity:
         raise InputError(f"read segment {uri}: it is of another plan or partition")
-    if not all(0 <= result.ordinal < identity.record_count for result in segment.results):
-        raise InputError(f"read segment {uri}: it has a record that the partition has not")
+    if not all(0 <= result.ordinal < identity.record_count and result.line for result in segment.results):
+        raise InputError(f"read segment {uri}: it has a record that the partition has not, or a line that is empty")

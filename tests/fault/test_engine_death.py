@@ -13,6 +13,7 @@ import pytest
 
 from tests.fakes import engine_command
 from tests.worker_runs import (
+    LIMIT_S,
     Gate,
     StartedWorker,
     has_ended,
@@ -26,7 +27,7 @@ from tests.worker_runs import (
 from worker.contract.layout import RunLayout
 from worker.contract.store import open_store
 from worker.pool import RECEIVE_BYTES, Death, EnginePool, Message
-from worker.protocol import Boot, Item, Ready, Work
+from worker.protocol import Boot, BootFailed, Item, Ready, Work
 
 ORPHAN_LIMIT_S = 5.0
 STOP_LIMIT_S = 20.0
@@ -315,7 +316,7 @@ def test_all_that_an_engine_said_before_it_died_arrives_before_its_death() -> No
     pool.send(0, Work([Item(0, 0, 1, b"a" * (RECEIVE_BYTES + 1000))]))
     assert has_ended(pid, STOP_LIMIT_S)
 
-    events = pool.poll(STOP_LIMIT_S)
+    events = [*pool.poll(STOP_LIMIT_S), *pool.poll(STOP_LIMIT_S)]
     pool.stop(0)
 
     assert [type(event) for event in events] == [Message, Death]
@@ -342,3 +343,22 @@ def test_a_killed_engine_is_reported_with_the_reason() -> None:
     pool.stop(0)
 
     assert events == [Death(0, pid, -signal.SIGKILL, "it lied")]
+
+
+def test_an_engine_can_be_condemned_for_its_last_words() -> None:
+    """It has ended by the time they are read."""
+    pool = EnginePool(engine_command("fails-boot"))
+    try:
+        pid = pool.start(BOOT, os.environ)
+        assert has_ended(pid, LIMIT_S)
+
+        (message,) = pool.poll(LIMIT_S)
+        pool.kill(0, "it said so")
+        (death,) = pool.poll(LIMIT_S)
+    finally:
+        pool.stop(0.0)
+
+    assert isinstance(message, Message)
+    assert isinstance(message.message, BootFailed)
+    assert isinstance(death, Death)
+    assert (death.pid, death.reason) == (pid, "it said so")

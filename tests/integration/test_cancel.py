@@ -76,7 +76,7 @@ def test_a_submission_without_a_job_is_said(setting: Setting) -> None:
     with pytest.raises(Crash):
         setting.submit(3, store=CrashingStore(1, after=True))
 
-    assert cancelled(setting) == []
+    assert [(job.job_id, job.outcome) for job in cancelled(setting)] == [(None, "unsettled")]
 
     assert "submission 0001 has no job that can be found" in setting.notes[0]
 

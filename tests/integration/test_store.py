@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import io
 import os
+import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 import pytest
 
+from submitter.inputs import open_inputs
 from worker.contract import store_s3
 from worker.contract.errors import ConfigError, InputError
 from worker.contract.layout import join
@@ -208,3 +210,40 @@ def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path: Path) -> None:
 def test_a_bucket_that_no_name_can_be_is_a_configuration_error(aws_environment: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match="no such name can be"):
         open_store("s3://Bad_Bucket!/x").read("s3://Bad_Bucket!/x")
+
+
+@pytest.fixture
+def unlistable() -> Iterator[Path]:
+    """A folder with a file, and a folder below that this process may not list."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        (folder / "a.jsonl").write_text("{}", encoding="ascii")
+        (folder / "sub").mkdir()
+        (folder / "sub" / "b.jsonl").write_text("{}", encoding="ascii")
+        (folder / "sub").chmod(0)
+        is_root = os.geteuid() == 0
+        if is_root:
+            os.seteuid(65534)
+        try:
+            yield folder
+        finally:
+            if is_root:
+                os.seteuid(0)
+            (folder / "sub").chmod(0o755)
+
+
+def test_a_folder_that_cannot_be_listed_does_not_pass_for_an_empty_one(unlistable: Path) -> None:
+    with pytest.raises(ConfigError, match="sub: Permission denied"):
+        list(open_store(str(unlistable)).list(str(unlistable)))
+
+
+@pytest.mark.parametrize("pattern", ["**/*.jsonl", "*/*.jsonl"])
+def test_nor_does_one_in_the_way_of_a_pattern(unlistable: Path, pattern: str) -> None:
+    with pytest.raises(ConfigError, match="sub"), open_inputs([f"{unlistable}/{pattern}"], "/nowhere/run"):
+        pass
+
+
+def test_one_that_no_pattern_reaches_does_not_matter(unlistable: Path) -> None:
+    with open_inputs([f"{unlistable}/*.jsonl"], "/nowhere/run") as (inputs, _):
+        assert [Path(one.name).name for one in inputs] == ["a.jsonl"]

@@ -298,6 +298,31 @@ def test_a_manifest_that_was_never_written_is_rebuilt_from_the_output(run_uri: s
     assert read_output(run_uri, plan) == content
 
 
+def test_the_manifest_of_an_output_that_was_removed_does_not_stay(run_uri: str) -> None:
+    plan = write_run(run_uri, [lines(records(3))])
+    first = run_worker(run_uri, "--index", "0", engine=engine_command("refusing", "record 1"))
+    assert first.exit_code == 0
+    open_store(run_uri).delete(RunLayout(run_uri).output(0, 1))
+
+    assert run_worker(run_uri, "--index", "0").exit_code == 0
+
+    assert manifest_of(run_uri).error_count == 0
+    assert manifest_of(run_uri).output_checksum == checksum_of(read_output(run_uri, plan))
+
+
+def test_an_output_whose_last_line_has_no_end_is_not_adopted(run_uri: str) -> None:
+    plan = write_run(run_uri, [lines(records(3))])
+    assert run_worker(run_uri, "--index", "0").exit_code == 0
+    store, layout = open_store(run_uri), RunLayout(run_uri)
+    store.delete(layout.manifest(0, 1))
+    store.write(layout.output(0, 1), read_output(run_uri, plan)[:-1])
+
+    ended = run_worker(run_uri, "--index", "0")
+
+    assert ended.exit_code == 65
+    assert "the last without an end" in ended.failure["message"]
+
+
 @pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["--version"]])
 def test_help_is_for_people(arguments: list[str]) -> None:
     done = subprocess.run([sys.executable, "-m", "worker", *arguments], capture_output=True, check=False, text=True)

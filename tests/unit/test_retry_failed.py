@@ -140,7 +140,14 @@ def test_only_some_kinds_of_errors_may_be_chosen(run_uri: str, only: tuple[str, 
     assert records_of_run(f"{run_uri}-new", new) == [FAILED[number] for number in expected]
 
 
-@pytest.mark.parametrize("only", [("leng",), ("length.prompt",), ("timeout",)])
+def test_a_stage_that_there_is_not_is_wrong_usage(run_uri: str) -> None:
+    with pytest.raises(UsageError, match="'lenght' is no kind of error") as caught:
+        retried(run_uri, only=("lenght",))
+
+    assert caught.value.hint == "did you mean 'length'?"
+
+
+@pytest.mark.parametrize("only", [("length.prompt",), ("timeout",)])
 def test_a_kind_that_nothing_is_of_makes_no_run_and_says_what_there_is(run_uri: str, only: tuple[str, ...]) -> None:
     finished(run_uri)
 

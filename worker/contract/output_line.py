@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar, get_args
 
 import msgspec
 
 from worker.contract.plan import Shape
 
 Decoded = TypeVar("Decoded")
+Stage = Literal["parse", "request", "length", "engine", "timeout", "validation"]
+"""Where a record has gone wrong."""
+STAGES: tuple[str, ...] = get_args(Stage)
 
 
 class Summary(NamedTuple):

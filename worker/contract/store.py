@@ -123,7 +123,7 @@ class LocalStore:
         return ObjectInfo(uri=uri, size_bytes=status.st_size, etag=_etag(status))
 
     def list(self, prefix_uri: str) -> Iterator[ObjectInfo]:
-        for folder, folders, files in os.walk(prefix_uri, followlinks=True):
+        for folder, folders, files in os.walk(prefix_uri, onerror=_unlistable, followlinks=True):
             folders.sort()
             for name in sorted(files):
                 found = None if _is_temporary(name) else _listed(Path(folder, name))
@@ -153,6 +153,12 @@ class LocalStore:
     def delete(self, uri: str) -> None:
         with _named_errors("delete", uri):
             Path(uri).unlink(missing_ok=True)
+
+
+def _unlistable(error: OSError) -> None:
+    """A folder that cannot be listed must not pass for an empty one; one that is not there is empty."""
+    with _named_errors("list", str(error.filename)), suppress(FileNotFoundError):
+        raise error
 
 
 def _listed(path: Path) -> ObjectInfo | None:
