@@ -15,10 +15,11 @@ from worker.contract.compression import compressed, decompressed
 from worker.contract.formats import checksum_of, encode
 from worker.contract.layout import RunLayout
 from worker.contract.manifest import Attempt, Manifest, Tokens
+from worker.contract.output_line import Stage
 from worker.contract.plan import Compression, Plan
 from worker.contract.store import open_store
 from worker.protocol import Item
-from worker.record_errors import RecordError, Stage
+from worker.record_errors import RecordError
 
 USAGE = {"prompt_tokens": 3, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 1}}
 ANSWER: dict[str, Any] = {"object": "chat.completion", "choices": [], "usage": USAGE}

@@ -12,10 +12,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from worker.answers import LineWriter
-from worker.contract.output_line import summarize_line
+from worker.contract.output_line import Stage, summarize_line
 from worker.contract.plan import Shape
 from worker.protocol import Item
-from worker.record_errors import RecordError, Stage
+from worker.record_errors import RecordError
 from worker.records import RecordReader
 
 STAGES: list[Stage] = ["parse", "request", "length", "engine", "timeout", "validation"]
