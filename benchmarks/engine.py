@@ -2,8 +2,9 @@
 
 python -m benchmarks.engine [--json] [--requests N] [--words N] [--max-tokens N] …
 
-All three get the same requests and the same engine arguments, prefix caching off, and all else at its default. Each runs
-in a process of its own, alone. What is measured is the work: after the engine has booted and answered a few requests,
+All three get the same requests and the same engine arguments, prefix caching off, and all else at its default; with
+--own-limits the other two keep their own defaults for the size of a batch, as their users get them. Each runs in a process
+of its own, alone. What is measured is the work: after the engine has booted and answered a few requests,
 
     engine      from the first Work message sent until the last result line is received
     LLM.chat    one call of it with all requests
@@ -89,6 +90,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--max-tokens", type=int, default=32)
     parser.add_argument("--max-num-seqs", type=int, default=256)
     parser.add_argument("--max-num-batched-tokens", type=int, default=8192)
+    parser.add_argument("--own-limits", action="store_true", help="the others' batches are of their own default sizes")
     parser.add_argument("--rounds", type=int, default=2, help="processes of each")
     parser.add_argument("--passes", type=int, default=3, help="measurements in each process")
     parser.add_argument("--json", action="store_true")
@@ -127,11 +129,15 @@ def conversations(count: int, word_count: int) -> list[list[dict[str, str]]]:
 
 
 def engine_args(options: argparse.Namespace) -> dict[str, Any]:
-    return {
+    found = {
         "dtype": "float32",
         "enforce_eager": True,
         "enable_prefix_caching": False,
         "max_model_len": MAX_MODEL_LEN,
+    }
+    if options.contender != "engine" and options.own_limits:
+        return found
+    return found | {
         "max_num_seqs": options.max_num_seqs,
         "max_num_batched_tokens": options.max_num_batched_tokens,
     }
@@ -318,7 +324,16 @@ def report(options: argparse.Namespace, rates: dict[str, list[float]], texts: di
     }
     sizes = {
         name: getattr(options, name)
-        for name in ("requests", "words", "max_tokens", "max_num_seqs", "max_num_batched_tokens", "rounds", "passes")
+        for name in (
+            "requests",
+            "words",
+            "max_tokens",
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            "own_limits",
+            "rounds",
+            "passes",
+        )
     }
     if options.json:
         print(orjson.dumps({"sizes": sizes, "cores": len(os.sched_getaffinity(0)), "results": rows}).decode())
