@@ -6,12 +6,16 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 from worker.contract.errors import InterruptedRunError
+
+LOOK_S = 0.5
+"""How often the time is looked at: a signal handler must not wake a thread."""
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -106,3 +110,38 @@ class Interrupt:
         # No lock: a signal handler would wait for ever for one that its own thread holds.
         if self._request is None:
             self._request = _Request(reason, source, time.monotonic())
+
+
+class StopLimit:
+    """Between entering and leaving, a thread sees to it that a request to stop is met in time.
+
+    The main thread may be deep in a call to storage that has no answer. AWS Batch would kill the worker then, with an exit
+    code that is not retried; what was saved before is safe either way.
+    """
+
+    def __init__(self, interrupt: Interrupt, limit_s: float, leave: Callable[[], NoReturn]) -> None:
+        """Prepare.
+
+        Args:
+            interrupt: whose request starts the time.
+            limit_s: what the main thread gets from then on.
+            leave: ends the process, from another thread.
+        """
+        self._interrupt = interrupt
+        self._limit_s = limit_s
+        self._leave = leave
+        self._is_over = threading.Event()
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._run, name="stop", daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._is_over.set()
+
+    def _run(self) -> None:
+        while not self._is_over.wait(LOOK_S):
+            if self._interrupt.elapsed_s() >= self._limit_s:
+                self._leave()

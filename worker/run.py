@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+import functools
 import logging
+import os
 import secrets
 import signal
 import socket
 import time
-from typing import Any
+from typing import Any, NoReturn
 
 from worker.account import check_account
 from worker.attempt import run_attempt
-from worker.contract.errors import ArrayError, ExitCode, InputError, UsageError
+from worker.contract.errors import ArrayError, ExitCode, InputError, InterruptedRunError, UsageError
 from worker.contract.formats import decode, utc_now
 from worker.contract.layout import RunLayout
 from worker.contract.logs import configure_logs, log_event
 from worker.contract.plan import Plan
 from worker.contract.store import NotFoundError, Store, open_store
 from worker.contract.submission import Submission
-from worker.interrupt import Interrupt
+from worker.interrupt import Interrupt, StopLimit
 from worker.job import Job
 from worker.parent_death import follow_parent
 from worker.segments import remove_segments
 from worker.settings import Settings
 from worker.spot import SpotWatch
+
+STOP_LIMIT_S = 28.0
+"""AWS Batch kills a container 30 s after it has asked it to stop."""
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +39,11 @@ def run_worker(settings: Settings) -> ExitCode:
     context: dict[str, Any] = {"run_uri": settings.run_uri, "attempt": job.attempt, "job_id": job.job_id}
     configure_logs(context)
     try:
-        with Interrupt() as interrupt, SpotWatch(settings.metadata_endpoint, interrupt):
+        with (
+            Interrupt() as interrupt,
+            SpotWatch(settings.metadata_endpoint, interrupt),
+            StopLimit(interrupt, STOP_LIMIT_S, functools.partial(_leave, interrupt)),
+        ):
             follow_parent(signal.SIGTERM)
             _run(settings, context, interrupt)
     except ArrayError as error:
@@ -58,6 +67,20 @@ def report_failure(error: ArrayError) -> ExitCode:
         configure_logs({})
     log_event(logger, logging.ERROR, "worker.failed", **error.to_dict(), exit_code=int(error.exit_code))
     return error.exit_code
+
+
+def _leave(interrupt: Interrupt) -> NoReturn:
+    reason = interrupt.reason or "unknown"
+    exit_code = report_failure(
+        InterruptedRunError(
+            f"run partition: stopped by {reason}, while storage had not answered for {STOP_LIMIT_S:g} s",
+            hint="the same command again goes on from what was saved",
+            reason=reason,
+        )
+    )
+    logging.shutdown()
+    # The engines' guards see to the engines.
+    os._exit(exit_code)
 
 
 def _run(settings: Settings, context: dict[str, Any], interrupt: Interrupt) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -131,3 +132,24 @@ def test_handlers_are_installed_before_anything_slow_is_imported() -> None:
 
     # worker, worker.__main__, signal, and what signal needs.
     assert int(done.stdout) < 10
+
+
+def test_storage_that_does_not_answer_cannot_hold_a_worker_past_its_grace(aws_environment: dict[str, str]) -> None:
+    program = (
+        sys.executable,
+        "-c",
+        "import worker.run; worker.run.STOP_LIMIT_S = 1.0; from worker.__main__ import main; main()",
+    )
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        variables = {**aws_environment, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.getsockname()[1]}"}
+        with StartedWorker("s3://bucket/run", "--index", "0", program=program, variables=variables) as worker:
+            # It has asked, and waits for an answer.
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(1)
+                worker.process.send_signal(signal.SIGTERM)
+                ended = worker.end(STOP_LIMIT_S)
+
+    assert ended.exit_code == 75
+    assert ended.failure["reason"] == "SIGTERM"
+    assert "while storage had not answered" in ended.failure["message"]

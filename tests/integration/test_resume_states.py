@@ -1,5 +1,7 @@
-"""Resumes, deaths of resumes, cancels and ends of children in any order: no partition is ever in two jobs that go on, and
-resuming finishes the run.
+"""Resumes, deaths of resumes, cancels, ends of children, verify and retry-failed in any order: no partition is ever in two
+jobs that go on, what is done adds up, what failed is what a new run holds, and resuming finishes the run.
+
+What attempts do within a partition is the subject of `property/test_attempts.py`.
 """
 
 from __future__ import annotations
@@ -7,7 +9,6 @@ from __future__ import annotations
 import tempfile
 from collections import Counter
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from hypothesis import HealthCheck, settings
@@ -25,17 +26,28 @@ from hypothesis.stateful import (
 from submitter.batch_client import Batch
 from submitter.batch_records import Records
 from submitter.cancel import cancel
+from submitter.options import RetryRequest
 from submitter.planned_run import PlannedRun
 from submitter.resume import Look, look_at, resume
+from submitter.retry_failed import retry_failed
 from submitter.run_jobs import batch_submissions
-from tests.batch_setting import OPTIONS, Clock, Crash, CrashingStore, Setting, plan_of
+from submitter.verify import verify
+from tests.batch_setting import OPTIONS, Clock, Crash, CrashingStore, Setting
 from tests.fake_batch import FakeBatch
+from tests.finished_runs import finish, read_partition, records_of, records_of_run
+from tests.worker_runs import lines, records, write_run
+from worker.contract.errors import ExitCode
 from worker.contract.layout import RunLayout
 from worker.contract.plan import Plan
 from worker.contract.store import LocalStore, Store
 
 ENDED = ("SUCCEEDED", "FAILED")
 Json = dict[str, Any]
+
+
+def kind_of(record: bytes) -> str:
+    """Every third record fails."""
+    return "length.prompt_too_long" if int(record.split()[-1].strip(b'"}')) % 3 == 0 else ""
 
 
 class ResumedRun(RuleBasedStateMachine):
@@ -52,11 +64,14 @@ class ResumedRun(RuleBasedStateMachine):
         fake.created_at_ms = lambda: int(self.clock.now() * 1000)
         self.folder = tempfile.TemporaryDirectory()
         self.layout = RunLayout(f"{self.folder.name}/run")
-        self.plan: Plan = plan_of(1)
+        self.plan: Plan
+        self.retry_count = 0
 
-    @initialize(partition_count=st.integers(1, 5))
-    def planned(self, partition_count: int) -> None:
-        self.plan = plan_of(partition_count)
+    @initialize(record_counts=st.lists(st.integers(1, 4), min_size=1, max_size=5))
+    def planned(self, record_counts: list[int]) -> None:
+        everything = records(sum(record_counts))
+        contents = [lines([everything.pop(0) for _ in range(count)]) for count in record_counts]
+        self.plan = write_run(self.layout.run_uri, contents)
 
     @rule(target=looks)
     def look(self) -> Look:
@@ -84,6 +99,22 @@ class ResumedRun(RuleBasedStateMachine):
         self.move(job, index, partition, status)
 
     @rule()
+    def verify(self) -> None:
+        is_finished = len(self.outputs()) == len(self.plan.partitions)
+        assert verify(self.run_in(LocalStore()), 1).exit_code == (ExitCode.OK if is_finished else ExitCode.INTERRUPTED)
+
+    @rule()
+    def retry_failed(self) -> None:
+        """The new run holds what has failed so far, byte for byte and in order."""
+        self.retry_count += 1
+        new_run_uri = f"{self.folder.name}/again-{self.retry_count}"
+        retried = retry_failed(RetryRequest(run_uri=self.layout.run_uri, new_run_uri=new_run_uri, partial=True))
+        done = [records_of(read_partition(self.layout.run_uri, self.plan, index)) for index in self.outputs()]
+        failed = [record for found in done for record in found if kind_of(record)]
+        held = records_of_run(new_run_uri, retried.result.plan) if retried.result else []
+        assert held == failed
+
+    @rule()
     def terminated_containers_end(self) -> None:
         self.fake.end_terminated()
 
@@ -106,12 +137,15 @@ class ResumedRun(RuleBasedStateMachine):
                 self.move(job, index, partition, "SUCCEEDED")
         seen = self.look_now()
         assert (seen.left, seen.waiting, seen.done_count) == ((), (), len(self.plan.partitions))
+        self.verify()
+        self.retry_failed()
+
+    def outputs(self) -> list[int]:
+        return sorted(self.run_in(LocalStore()).outputs().by_index)
 
     def move(self, job: Json, index: int, partition: int, status: str) -> None:
         if status == "SUCCEEDED":
-            path = Path(self.layout.output(partition, len(self.plan.partitions)))
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(b"{}\n")
+            finish(self.layout.run_uri, self.plan, kind_of, [partition])
         if "children" in job:
             statuses = list(job["children"])
             statuses[index] = status
