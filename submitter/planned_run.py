@@ -11,7 +11,7 @@ from worker.contract.errors import InputError
 from worker.contract.formats import decode
 from worker.contract.layout import RunLayout, normalize_uri
 from worker.contract.manifest import Manifest
-from worker.contract.plan import Partition, Plan
+from worker.contract.plan import Partition, Plan, read_plan
 from worker.contract.store import NotFoundError, ObjectInfo, Store, open_store
 
 
@@ -43,14 +43,7 @@ class PlannedRun:
         """
         layout = RunLayout(normalize_uri(run_uri))
         store = open_store(layout.run_uri)
-        try:
-            plan = decode(store.read(layout.plan), Plan, layout.plan)
-        except NotFoundError as error:
-            raise InputError(
-                f"read plan {layout.plan}: there is none",
-                hint="give the URI that the run was planned under; its plan is written last, once it is split",
-            ) from error
-        return cls(store=store, layout=layout, plan=plan)
+        return cls(store=store, layout=layout, plan=read_plan(store, layout))
 
     @property
     def partition_count(self) -> int:

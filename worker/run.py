@@ -13,12 +13,12 @@ from typing import Any, NoReturn
 
 from worker.account import check_account
 from worker.attempt import run_attempt
-from worker.contract.errors import ArrayError, ExitCode, InputError, InterruptedRunError, UsageError
+from worker.contract.errors import ArrayError, ExitCode, InterruptedRunError, UsageError
 from worker.contract.formats import decode, utc_now
 from worker.contract.layout import RunLayout
 from worker.contract.logs import configure_logs, log_event
-from worker.contract.plan import Plan
-from worker.contract.store import NotFoundError, Store, open_store
+from worker.contract.plan import read_plan
+from worker.contract.store import Store, open_store
 from worker.contract.submission import Submission
 from worker.interrupt import Interrupt, StopLimit
 from worker.job import Job
@@ -108,13 +108,7 @@ def _read_job(settings: Settings) -> Job:
     started_at, started = utc_now(), time.monotonic()
     store = open_store(settings.run_uri)
     layout = RunLayout(settings.run_uri)
-    try:
-        plan = decode(store.read(layout.plan), Plan, layout.plan)
-    except NotFoundError as error:
-        raise InputError(
-            f"read plan {layout.plan}: there is none",
-            hint="give the URI that the run was submitted under; its plan is written last, once it is split",
-        ) from error
+    plan = read_plan(store, layout)
     partition_index = _partition_index(settings, store, layout)
     plan.partition(partition_index)
     return Job(

@@ -32,7 +32,7 @@ def test_a_hung_engine_says_where_it_hangs_and_its_records_are_answered_by_the_n
     plan = write_run(run_uri, [lines(records(300))])
     engine = hanging_command("once-hanging", str(tmp_path / "has hung"))
 
-    ended = run_worker(run_uri, "--index", "0", "--hang-timeout-s", "1", engine=engine)
+    ended = run_worker(run_uri, "--index", "0", "--hang-timeout-s", "3", engine=engine)
 
     assert ended.exit_code == 0, ended
     assert read_output(run_uri, plan) == lines(records(300))
@@ -78,7 +78,7 @@ def test_an_engine_without_work_does_not_hang(run_uri: str) -> None:
 def test_a_stopped_engine_is_killed_and_costs_nothing_but_its_restart(run_uri: str, gate: Gate) -> None:
     plan = write_run(run_uri, [lines(records(500))])
 
-    with StartedWorker(run_uri, "--index", "0", "--hang-timeout-s", "1", variables=gate.variables) as worker:
+    with StartedWorker(run_uri, "--index", "0", "--hang-timeout-s", "3", variables=gate.variables) as worker:
         (started,) = worker.wait_for("engine.started")
         worker.wait_for("engine.ready")
         os.kill(started["pid"], signal.SIGSTOP)
@@ -97,7 +97,7 @@ def test_a_record_on_which_engines_hang_becomes_an_error_and_costs_no_other(run_
     plan = write_run(run_uri, [lines(content)])
     engine = hanging_command("hung-by-record", '"record 7"')
 
-    ended = run_worker(run_uri, "--index", "0", "--hang-timeout-s", "1", engine=engine)
+    ended = run_worker(run_uri, "--index", "0", "--hang-timeout-s", "3", engine=engine)
 
     assert ended.exit_code == 0, ended
     output = read_output(run_uri, plan).removesuffix(b"\n").split(b"\n")

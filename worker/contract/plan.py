@@ -7,7 +7,9 @@ from typing import Any, Literal
 import msgspec
 
 from worker.contract.errors import InputError
-from worker.contract.formats import Document
+from worker.contract.formats import Document, decode
+from worker.contract.layout import RunLayout
+from worker.contract.store import NotFoundError, Store
 
 Shape = Literal["openai", "plain"]
 Compression = Literal["none", "gz", "zst"]
@@ -98,3 +100,18 @@ class Plan(Document, frozen=True, kw_only=True):
                 f"find partition {index}: the run has {len(self.partitions)} (expected 0 to {len(self.partitions) - 1})"
             )
         return self.partitions[index]
+
+
+def read_plan(store: Store, layout: RunLayout) -> Plan:
+    """A run's plan.
+
+    Raises:
+        InputError: there is none, or it is of a newer version.
+    """
+    try:
+        return decode(store.read(layout.plan), Plan, layout.plan)
+    except NotFoundError as error:
+        raise InputError(
+            f"read plan {layout.plan}: there is none",
+            hint="give the URI that the run was planned under; its plan is written last, once it is split",
+        ) from error
