@@ -88,6 +88,8 @@ def _cancel_open(
 
 def cancel_run(run_uri: str, reason: str, output: Output) -> int:
     """The command."""
+    # Before anything is read, too.
+    check_reason(reason)
     run = PlannedRun.open(run_uri)
     records = Records(store=run.store, layout=run.layout, patience=Patience())
     submissions = batch_submissions(records)
