@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import signal
 import sys
+from typing import Any
 
 import click
 
@@ -22,6 +24,19 @@ from worker.settings import (
     Limits,
     read_settings,
 )
+
+
+class Seconds(click.FloatRange):
+    """More than none, and an end to it."""
+
+    def __init__(self) -> None:
+        super().__init__(min=0.0, min_open=True)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        found = float(super().convert(value, param, ctx))
+        if not math.isfinite(found):
+            self.fail(f"{value} is no number of seconds", param, ctx)
+        return found
 
 
 @click.group(cls=DefaultGroup, no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"]})
@@ -51,7 +66,7 @@ def cli() -> None:
 @click.option("--work-dir", metavar="FOLDER", help="For temporary files. Default: /scratch, or the system's.")
 @click.option(
     "--checkpoint-every-s",
-    type=click.FloatRange(0.0, min_open=True),
+    type=Seconds(),
     default=CHECKPOINT_EVERY_S,
     envvar="LLM_ARRAY_CHECKPOINT_EVERY_S",
     show_default=True,
@@ -67,7 +82,7 @@ def cli() -> None:
 )
 @click.option(
     "--hang-timeout-s",
-    type=click.FloatRange(0.0, min_open=True),
+    type=Seconds(),
     default=HANG_TIMEOUT_S,
     envvar="LLM_ARRAY_HANG_TIMEOUT_S",
     show_default=True,
@@ -75,7 +90,7 @@ def cli() -> None:
 )
 @click.option(
     "--boot-timeout-s",
-    type=click.FloatRange(0.0, min_open=True),
+    type=Seconds(),
     default=BOOT_TIMEOUT_S,
     envvar="LLM_ARRAY_BOOT_TIMEOUT_S",
     show_default=True,
@@ -83,7 +98,7 @@ def cli() -> None:
 )
 @click.option(
     "--record-timeout-s",
-    type=click.FloatRange(0.0, min_open=True),
+    type=Seconds(),
     envvar="LLM_ARRAY_RECORD_TIMEOUT_S",
     help="A record that has been in vLLM for so long becomes an error line. Default: no limit.",
 )

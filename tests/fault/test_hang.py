@@ -128,9 +128,10 @@ def test_a_restart_that_never_becomes_ready_spends_the_budget_and_exits_70(run_u
     assert "not ready" in ended.failure["message"]
 
 
+@pytest.mark.parametrize("value", ["0", "nan", "inf"])
 @pytest.mark.parametrize("option", ["--hang-timeout-s", "--boot-timeout-s", "--record-timeout-s"])
-def test_a_time_limit_of_nothing_is_a_usage_error(run_uri: str, option: str) -> None:
-    ended = run_worker(run_uri, "--index", "0", option, "0")
+def test_a_time_limit_that_is_none_is_a_usage_error(run_uri: str, option: str, value: str) -> None:
+    ended = run_worker(run_uri, "--index", "0", option, value)
 
     assert ended.exit_code == 2
     assert option in ended.stderr
