@@ -36,7 +36,7 @@ def test_a_hung_engine_says_where_it_hangs_and_its_records_are_answered_by_the_n
 
     assert ended.exit_code == 0, ended
     assert read_output(run_uri, plan) == lines(records(300))
-    assert ended.one("engine.hung")["cause"] == "no progress for 1 s"
+    assert ended.one("engine.hung")["cause"] == "no progress for 3 s"
     death = ended.one("engine.died")
     assert (death["signal"], death["in_flight_count"]) == ("SIGABRT", 80)
     # Which line it stood at.
