@@ -311,7 +311,7 @@ def test_the_manifest_of_an_output_that_was_removed_does_not_stay(run_uri: str) 
 
 
 def test_an_output_whose_last_line_has_no_end_is_not_adopted(run_uri: str) -> None:
-    plan = write_run(run_uri, [lines(records(3))])
+    plan = write_run(run_uri, [lines([b'{"a":1,"answer":{"usage":{"prompt_tokens":5,"completion_tokens":3}}}'] * 3)])
     assert run_worker(run_uri, "--index", "0").exit_code == 0
     store, layout = open_store(run_uri), RunLayout(run_uri)
     store.delete(layout.manifest(0, 1))
