@@ -16,6 +16,7 @@ from tests.fakes import engine_command
 from tests.worker_runs import (
     Gate,
     StartedWorker,
+    answered_records,
     lines,
     manifest_of,
     object_names,
@@ -246,7 +247,8 @@ def test_a_partition_without_records_needs_no_engine(run_uri: str) -> None:
 
 
 def test_of_two_workers_on_one_partition_one_commits_and_both_exit_0(run_uri: str, gate: Gate) -> None:
-    plan = write_run(run_uri, [lines(records(500))])
+    content = lines(answered_records(500))
+    plan = write_run(run_uri, [content])
 
     with (
         StartedWorker(run_uri, "--index", "0", variables=gate.variables) as one,
@@ -260,7 +262,7 @@ def test_of_two_workers_on_one_partition_one_commits_and_both_exit_0(run_uri: st
 
     assert [found.exit_code for found in ended] == [0, 0], ended
     assert sorted(found.events[-1]["event"] for found in ended) == ["partition.committed", "partition.lost_race"]
-    assert read_output(run_uri, plan) == lines(records(500))
+    assert read_output(run_uri, plan) == content
     assert [name for name in object_names(run_uri) if "outputs" in name] == ["/outputs/part-00000-of-00001.jsonl"]
 
 
