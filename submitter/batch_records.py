@@ -156,12 +156,8 @@ class Records:
                 f"submission {known.submission_id} has no job yet: another submitter is at it, or died at it; "
                 f"waiting for up to {until - now:.0f} s"
             )
-        # Counted down, not looked up: the time of day may jump meanwhile.
-        left_s = until - now
-        while left_s > 0:
-            pause_s = min(self.patience.poll_s, left_s)
-            self.patience.sleep(pause_s)
-            left_s -= pause_s
+        while self.patience.now() < until:
+            self.patience.sleep(min(self.patience.poll_s, until - self.patience.now()))
             if self.read_submitted(known.submission_id):
                 return True
         return False
