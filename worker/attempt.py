@@ -61,7 +61,7 @@ def run_attempt(job: Job, interrupt: Interrupt) -> None:
     except BaseException as error:
         # What they have in work is lost in any case: the last segment gets the machine to itself.
         pool.kill_all()
-        checkpoint.finish(_ending(error, interrupt), max(1.0, min(LAST_SEGMENT_S, STOP_S - interrupt.elapsed_s())))
+        checkpoint.finish(_ending(error), max(1.0, min(LAST_SEGMENT_S, STOP_S - interrupt.elapsed_s())))
         raise
     finally:
         pool.stop(grace_s)
@@ -92,9 +92,9 @@ def _checkpoint_place(job: Job) -> CheckpointPlace:
     )
 
 
-def _ending(error: BaseException, interrupt: Interrupt) -> str:
-    if isinstance(error, InterruptedRunError) and interrupt.reason:
-        return interrupt.reason
+def _ending(error: BaseException) -> str:
+    if isinstance(error, InterruptedRunError) and error.reason:
+        return error.reason
     return error.code if isinstance(error, ArrayError) else type(error).__name__
 
 
