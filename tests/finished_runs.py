@@ -6,17 +6,18 @@ import io
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, BinaryIO, cast
+from typing import Any, cast
 
 import msgspec
 
+from tests.worker_runs import pack
 from worker.answers import LineWriter
-from worker.contract.compression import compressed, decompressed
+from worker.contract.compression import decompressed
 from worker.contract.formats import checksum_of, encode
 from worker.contract.layout import RunLayout
 from worker.contract.manifest import Attempt, Manifest, Tokens
 from worker.contract.output_line import Stage
-from worker.contract.plan import Compression, Plan
+from worker.contract.plan import Plan
 from worker.contract.store import open_store
 from worker.protocol import Item
 from worker.record_errors import RecordError
@@ -27,14 +28,6 @@ TOKENS = Tokens(prompt_tokens=3, cached_tokens=1, completion_tokens=2)
 
 KindOf = Callable[[bytes], str]
 """Of a record: empty for a result, else `stage.code`."""
-
-
-def pack(content: bytes, compression: Compression) -> bytes:
-    stored = io.BytesIO()
-    target = compressed(cast("BinaryIO", stored), compression)
-    target.write(content)
-    target.close()
-    return stored.getvalue()
 
 
 def records_of(content: bytes) -> list[bytes]:

@@ -81,7 +81,7 @@ def write_run(run_uri: str, contents: Sequence[bytes], compression: Compression 
     plan = plan_of([partition_of(content) for content in contents], compression=compression, **changes)
     store, layout = open_store(run_uri), RunLayout(run_uri)
     for index, content in enumerate(contents):
-        store.write(layout.partition(index, len(contents), compression), _compressed(content, compression))
+        store.write(layout.partition(index, len(contents), compression), pack(content, compression))
     store.write(layout.plan, encode(plan))
     return plan
 
@@ -220,7 +220,7 @@ def has_ended(pid: int, limit_s: float) -> bool:
         os.close(descriptor)
 
 
-def _compressed(content: bytes, compression: Compression) -> bytes:
+def pack(content: bytes, compression: Compression) -> bytes:
     stored = io.BytesIO()
     target = compressed(cast("BinaryIO", stored), compression)
     target.write(content)
