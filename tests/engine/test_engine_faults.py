@@ -11,14 +11,14 @@ from typing import Any
 import orjson
 import pytest
 
+from tests.engine.boots import ENGINE_ARGS, boot
 from tests.models import tiny_llama
 from tests.worker_runs import StartedWorker, has_ended, lines, manifest_of, write_run
 from worker.pool import DEFAULT_COMMAND, Death, EnginePool, Message
-from worker.protocol import Boot, BootFailed, Item, Ready, Results, Work
+from worker.protocol import BootFailed, Item, Ready, Results, Work
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 
-ENGINE_ARGS: dict[str, Any] = {"max_model_len": 512, "dtype": "float32", "enforce_eager": True}
 ORPHAN_LIMIT_S = 5.0
 CONTENT = [
     b'{"prompt": "number %d", "temperature": 0, "max_tokens": 100, "ignore_eos": true}' % number
@@ -100,21 +100,6 @@ def test_an_engine_core_that_does_not_start_says_why() -> None:
     # The core's own words; its client says no more than that it failed.
     assert "ValueError" in failed.message
     assert "cache blocks" in failed.message
-
-
-def boot(**changes: Any) -> Boot:
-    given: dict[str, Any] = {
-        "engine_index": 0,
-        "model": str(tiny_llama()),
-        "engine_args": ENGINE_ARGS,
-        "sampling": {},
-        "shape": "plain",
-        "answer_key": "response",
-        "run_id": "r",
-        "partition_index": 0,
-        "input_uris": ["in.jsonl"],
-    }
-    return Boot(**(given | changes))
 
 
 def answers(pool: EnginePool, items: Sequence[Item]) -> dict[int, Any]:

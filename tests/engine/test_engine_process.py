@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 import pytest
 
+from tests.engine.boots import ENGINE_ARGS, boot
 from tests.models import tiny_llama
 from tests.worker_runs import StartedWorker, has_ended, lines, manifest_of, read_output, write_run
 from worker.pool import DEFAULT_COMMAND, Death, EnginePool, Message
@@ -19,23 +20,7 @@ from worker.protocol import Boot, BootFailed, Item, Progress, Ready, Work
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 
-ENGINE_ARGS: dict[str, Any] = {"max_model_len": 512, "dtype": "float32", "enforce_eager": True}
 END_LIMIT_S = 5.0
-
-
-def boot(**changes: Any) -> Boot:
-    given: dict[str, Any] = {
-        "engine_index": 0,
-        "model": str(tiny_llama()),
-        "engine_args": ENGINE_ARGS,
-        "sampling": {},
-        "shape": "plain",
-        "answer_key": "response",
-        "run_id": "r",
-        "partition_index": 0,
-        "input_uris": ["in.jsonl"],
-    }
-    return Boot(**(given | changes))
 
 
 @contextmanager
