@@ -3,6 +3,7 @@ from __future__ import annotations
 import base64
 from typing import Any
 
+import msgspec
 import orjson
 import pytest
 
@@ -11,6 +12,7 @@ from worker.contract.output_line import Summary, summarize_line
 from worker.contract.plan import Shape
 from worker.protocol import Item
 from worker.record_errors import RecordError
+from worker.select import Selector
 
 KILLER = RecordError("engine", "engine_killer", "generate answer: engines die of it")
 TOO_HOT = RecordError("request", "invalid_parameter", "read temperature: too hot", "temperature")
@@ -42,6 +44,7 @@ def writer(shape: Shape = "plain", **changes: Any) -> LineWriter:
         "run_id": "run-1",
         "partition_index": 2,
         "input_uris": ("s3://bucket/a.jsonl", "s3://bucket/b.jsonl"),
+        "selector": Selector(()),
     }
     return LineWriter(**settings | changes)
 
@@ -218,7 +221,7 @@ def test_lone_surrogates_in_an_answer_do_not_spoil_the_line() -> None:
     assert orjson.loads(encode({"a\ud800": ["b\udfff", {"c": "ok é"}]})) == {"a?": ["b?", {"c": "ok é"}]}
 
 
-@pytest.mark.parametrize("shape", ["openai", "plain"])
+@pytest.mark.parametrize("shape", ["openai", "bedrock", "plain", "template"])
 @pytest.mark.parametrize("depth", [1, 1000])
 def test_a_line_is_summarized_as_it_was_written(shape: Shape, depth: int) -> None:
     lines = writer(shape, answer_key='the "answer"')
@@ -244,3 +247,40 @@ def test_usage_without_cached_tokens_counts_none() -> None:
     line = writer("openai").result_line(item(b'{"custom_id":"a"}'), body)
 
     assert summarize_line(line, "openai", "answer") == Summary("", 1, 0, 2)
+
+
+INVALID = {"stage": "validation", "code": "no_match", "message": "check answer: it does not match"}
+
+
+@pytest.mark.parametrize("shape", ["openai", "bedrock", "plain", "template"])
+def test_an_answer_that_failed_validation_is_an_error_whose_tokens_count(shape: Shape) -> None:
+    line = writer(shape).result_line(item(b'{"custom_id":"a","modelInput":{}}'), CHAT | {"error": INVALID})
+
+    assert b'"content":"hi"' in line
+    assert summarize_line(line, shape, "answer") == Summary("validation.no_match", 5, 3, 2)
+
+
+def test_a_bedrock_answer_has_the_users_own_bytes_and_the_models_own_shape() -> None:
+    raw = b'{"other":1, "modelInput": {"messages":[], "x": 1.10, "big": 123456789012345678901} ,"recordId":"R\\u0031"}'
+
+    line = writer("bedrock").result_line(item(raw), CHAT, dialect="converse")
+
+    own = (
+        b'{"recordId":"R\\u0031","modelInput":{"messages":[], "x": 1.10, "big": 123456789012345678901},"modelOutput":{'
+    )
+    assert line.startswith(own)
+    assert orjson.loads(line)["modelOutput"]["output"]["message"]["content"] == [{"text": "hi"}]
+    assert summarize_line(line, "bedrock", "answer") == Summary("", 5, 3, 2)
+
+
+def test_a_bedrock_error_has_bedrocks_code_and_message() -> None:
+    row = orjson.loads(writer("bedrock").error_line(item(b'{"recordId":"r","modelInput":{}}'), TOO_HOT))
+
+    assert list(row) == ["recordId", "modelInput", "error"]
+    assert (row["error"]["errorCode"], row["error"]["errorMessage"]) == (400, TOO_HOT.message)
+
+
+@pytest.mark.parametrize("line", [b"{}", b'{"recordId":"r","modelInput":{}}', b'{"modelOutput":null,"error":null}'])
+def test_a_bedrock_line_without_an_answer_or_an_error_is_no_workers(line: bytes) -> None:
+    with pytest.raises(msgspec.ValidationError, match="neither modelOutput nor error"):
+        summarize_line(line, "bedrock", "answer")

@@ -20,7 +20,7 @@ class Summary(NamedTuple):
     """What manifests count of one output line."""
 
     error: str
-    """Empty for a result, else `stage.code`."""
+    """Empty for a result, else `stage.code`. An answer that has failed validation stands beside its error, and has tokens."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
@@ -55,12 +55,46 @@ class _OpenAILine(msgspec.Struct):
     error: _Error | None = None
 
 
+_CONVERSE_NAMES = {
+    "converse_input_tokens": "inputTokens",
+    "converse_output_tokens": "outputTokens",
+    "converse_cached_tokens": "cacheReadInputTokens",
+}
+
+
+class _BedrockUsage(msgspec.Struct, rename=_CONVERSE_NAMES):
+    """Of any dialect. Anthropic's and Converse's input tokens are those that were not read from the cache."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    prompt_tokens_details: _PromptDetails | None = None
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cache_read_input_tokens: int = 0
+    converse_input_tokens: int = 0
+    converse_output_tokens: int = 0
+    converse_cached_tokens: int = 0
+
+
+class _ModelOutput(msgspec.Struct):
+    usage: _BedrockUsage | None = None
+    prompt_token_count: int = 0
+    generation_token_count: int = 0
+
+
+class _BedrockLine(msgspec.Struct, rename="camel"):
+    model_output: _ModelOutput | None = None
+    error: _Error | None = None
+
+
 def summarize_line(line: bytes, shape: Shape, answer_key: str) -> Summary:
     """What manifests count of an output line that a worker wrote.
 
     Raises:
         msgspec.MsgspecError: no worker wrote it.
     """
+    if shape == "bedrock":
+        return _summarize_bedrock(decode_deep(_decode_bedrock_line, line))
     if shape == "openai":
         found = decode_deep(_decode_openai_line, line)
         body = _Body() if found.response is None else found.response.body
@@ -71,11 +105,35 @@ def summarize_line(line: bytes, shape: Shape, answer_key: str) -> Summary:
             raise msgspec.ValidationError(f"read answer: the line has no field {answer_key!r}")
         body = msgspec.json.decode(fields[answer_key], type=_Body)
         error = body.error
-    if error is not None:
-        return Summary(f"{error.stage}.{error.code}")
-    usage = body.usage or _Usage()
-    details = usage.prompt_tokens_details
-    return Summary("", usage.prompt_tokens, (details.cached_tokens or 0) if details else 0, usage.completion_tokens)
+    kind = "" if error is None else f"{error.stage}.{error.code}"
+    usage = body.usage
+    if usage is None:
+        return Summary(kind)
+    return Summary(kind, usage.prompt_tokens, _cached(usage.prompt_tokens_details), usage.completion_tokens)
+
+
+def _summarize_bedrock(found: _BedrockLine) -> Summary:
+    output, error = found.model_output, found.error
+    if output is None and error is None:
+        raise msgspec.ValidationError("read answer: the line has neither modelOutput nor error")
+    kind = "" if error is None else f"{error.stage}.{error.code}"
+    if output is None:
+        return Summary(kind)
+    usage = output.usage
+    if usage is None:
+        return Summary(kind, output.prompt_token_count, 0, output.generation_token_count)
+    # Each dialect has names of its own, and the others' are 0.
+    apart = usage.cache_read_input_tokens + usage.converse_cached_tokens
+    return Summary(
+        kind,
+        usage.prompt_tokens + usage.input_tokens + usage.converse_input_tokens + apart,
+        _cached(usage.prompt_tokens_details) + apart,
+        usage.completion_tokens + usage.output_tokens + usage.converse_output_tokens,
+    )
+
+
+def _cached(details: _PromptDetails | None) -> int:
+    return (details.cached_tokens or 0) if details else 0
 
 
 def decode_deep(decode: Callable[[bytes], Decoded], line: bytes) -> Decoded:
@@ -92,4 +150,5 @@ def decode_deep(decode: Callable[[bytes], Decoded], line: bytes) -> Decoded:
 
 
 _decode_openai_line = msgspec.json.Decoder(_OpenAILine).decode
+_decode_bedrock_line = msgspec.json.Decoder(_BedrockLine).decode
 _decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
