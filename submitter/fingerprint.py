@@ -9,7 +9,7 @@ import msgspec
 
 from worker.contract.errors import PlanExistsError
 from worker.contract.formats import Checksum
-from worker.contract.plan import InputObject, Plan
+from worker.contract.plan import InputObject, Plan, RequestSettings
 
 if TYPE_CHECKING:
     from submitter.split import SplitRequest
@@ -19,7 +19,7 @@ _SHOWN_INPUT_COUNT = 3
 
 def fingerprint_of(request: SplitRequest, inputs: Sequence[InputObject]) -> str:
     """Of inputs and settings. What may be left to be found out (the shape), or only forbids something, is no part of it."""
-    settings = {
+    settings: dict[str, Any] = {
         "partition_count": request.partition_count,
         "compression": request.compression,
         "model": request.model,
@@ -28,6 +28,9 @@ def fingerprint_of(request: SplitRequest, inputs: Sequence[InputObject]) -> str:
         "sampling": request.sampling,
         "answer_key": request.answer_key,
     }
+    if request.requests != RequestSettings():
+        # Left out where nothing is asked for: runs planned before there was anything to ask are the same runs.
+        settings["requests"] = request.requests
     checksum = Checksum()
     checksum.update(msgspec.json.encode(settings, order="sorted"))
     for one in inputs:
@@ -60,8 +63,8 @@ def _settings_that_differ(plan: Plan, request: SplitRequest) -> Iterator[str]:
         request.partition_count < planned_count or plan.record_count > planned_count
     ):
         yield _difference("partitions", planned_count, request.partition_count)
-    if request.shape not in (None, plan.shape):
-        yield _difference("shape", plan.shape, request.shape)
+    if request.known_shape not in (None, plan.shape):
+        yield _difference("shape", plan.shape, request.known_shape)
     if request.on_invalid == "refuse" and plan.invalid_record_count:
         yield f"invalid records: it keeps {plan.invalid_record_count:,}, and now they are refused"
     for name in ("compression", "model", "engines", "answer_key"):
@@ -72,6 +75,23 @@ def _settings_that_differ(plan: Plan, request: SplitRequest) -> Iterator[str]:
         keys = _keys_that_differ(getattr(plan, name), getattr(request, name))
         if keys:
             yield f"{name}: {', '.join(keys)}"
+    yield from _requests_that_differ(plan.requests, request.requests)
+
+
+def _requests_that_differ(planned: RequestSettings, asked: RequestSettings) -> Iterator[str]:
+    for name in RequestSettings.__struct_fields__:
+        before, now = getattr(planned, name), getattr(asked, name)
+        if before == now:
+            continue
+        if name in ("template", "system"):
+            # Prompts: long, and nobody else's business.
+            yield f"{name}: {'another text' if before and now else 'none before' if now else 'none now'}"
+        elif name == "adapters":
+            yield f"adapters: {', '.join(_keys_that_differ(before, now))}"
+        elif isinstance(before, tuple):
+            yield _difference(name, ", ".join(before) or "none", ", ".join(now) or "none")
+        else:
+            yield _difference(name, before, now)
 
 
 def _difference(name: str, planned: object, asked: object) -> str:

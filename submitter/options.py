@@ -10,6 +10,8 @@ from typing import Any
 import click
 
 from submitter.batch_request import SubmitOptions
+from submitter.click_options import decorated, option
+from submitter.request_options import read_request_changes, read_requests, request_options
 from submitter.settings import FileSettings, merged_table, read_file
 from submitter.split import SplitRequest
 from worker.contract.errors import UsageError
@@ -85,6 +87,8 @@ class RetryRequest:
     """Over the old run's, key by key; so is `sampling`."""
     sampling: dict[str, Any] = field(default_factory=dict)
     answer_key: str | None = None
+    requests: dict[str, Any] = field(default_factory=dict)
+    """Fields of `RequestSettings` that are given."""
     process_count: int | None = None
 
     def __post_init__(self) -> None:
@@ -97,12 +101,6 @@ class RetryRequest:
                     f"{', '.join(STAGES)})",
                     hint=f"did you mean {meant!r}?" if meant else None,
                 )
-
-
-def _option(*names: str, **attributes: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """An option that `SUBMIT_<NAME>` and the settings file can give too."""
-    variable = "SUBMIT_" + names[0].removeprefix("--").upper().replace("-", "_")
-    return click.option(*names, envvar=variable, **attributes)
 
 
 def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -136,7 +134,7 @@ def _known_options() -> set[str]:
         names = {parameter.name for parameter in command.params if parameter.name}
         if any("--config" in parameter.opts for parameter in command.params):
             known |= names
-    return known - {"config", "as_json", "dry_run", "engine_arg", "sampling", "tag"}
+    return known - {"config", "as_json", "dry_run", "engine_arg", "lora", "sampling", "tag"}
 
 
 def plan_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -157,45 +155,54 @@ def plan_options(command: Callable[..., Any]) -> Callable[..., Any]:
             shape=values.pop("shape"),
             compression=values.pop("compress"),
             on_invalid=values.pop("on_invalid"),
+            on_duplicate_id=values.pop("on_duplicate_id"),
             engines=values.pop("engines"),
             engine_args=merged_table("engine-args", settings, values.pop("engine_arg")),
             sampling=merged_table("sampling", settings, values.pop("sampling")),
             answer_key=values.pop("answer_key"),
+            requests=read_requests(values, settings),
             process_count=values.pop("split_processes"),
         )
         return command(*args, request=request, **values)
 
-    return _decorate(
+    return decorated(
         wrapped,
         click.argument("inputs", nargs=-1, metavar="INPUTS...", envvar="SUBMIT_INPUTS"),
-        _option("--run", metavar="URI", help="Where the run lives: s3://bucket/prefix or a folder."),
-        _option("--model", metavar="MODEL", help="A hub id, or a path as the worker sees it."),
-        _option(
+        option("--run", metavar="URI", help="Where the run lives: s3://bucket/prefix or a folder."),
+        option("--model", metavar="MODEL", help="A hub id, or a path as the worker sees it."),
+        option(
             "--partitions",
             type=click.IntRange(1, MAX_PARTITION_COUNT),
             metavar="N",
             help=f"How many parts to split the input into, 1 to {MAX_PARTITION_COUNT:,}; arrays hold 10,000 each.",
         ),
-        _option(
+        option(
             "--shape",
-            type=click.Choice(["openai", "plain"]),
-            help="Shape of the input lines; default: found from the first records.",
+            type=click.Choice(["openai", "bedrock", "plain", "template"]),
+            help="Shape of the input lines; default: that of the first records, or template where one is given.",
         ),
-        _option(
+        option(
             "--compress",
             type=click.Choice(["none", "gz", "zst"]),
             default="none",
             show_default=True,
             help="Compression of partitions and outputs.",
         ),
-        _option(
+        option(
             "--on-invalid",
             type=click.Choice(["refuse", "keep"]),
             default="refuse",
             show_default=True,
             help="Lines that are no JSON objects: submit nothing, or keep them as error lines in the outputs.",
         ),
-        _option(
+        option(
+            "--on-duplicate-id",
+            type=click.Choice(["error", "keep"]),
+            default="error",
+            show_default=True,
+            help="A custom_id or recordId given twice: submit nothing, or do each of its records.",
+        ),
+        option(
             "--engines",
             type=click.IntRange(1, 64),
             metavar="N",
@@ -213,14 +220,15 @@ def plan_options(command: Callable[..., Any]) -> Callable[..., Any]:
             metavar="KEY=VALUE",
             help="A default for records that leave it out, such as max_tokens=256. May be repeated.",
         ),
-        _option(
+        option(
             "--answer-key",
             default=DEFAULT_ANSWER_KEY,
             show_default=True,
             metavar="NAME",
-            help="The field that holds the answer in the outputs of plain records.",
+            help="The field that holds the answer in the outputs of plain records, and of a template's.",
         ),
-        _option(
+        *request_options(),
+        option(
             "--split-processes",
             type=click.IntRange(1, 256),
             metavar="N",
@@ -244,20 +252,20 @@ def batch_options(command: Callable[..., Any]) -> Callable[..., Any]:
         )
         return command(*args, batch_flags=flags, **values)
 
-    return _decorate(
+    return decorated(
         wrapped,
-        _option("--queue", metavar="NAME", help="The job queue to submit to."),
-        _option(
+        option("--queue", metavar="NAME", help="The job queue to submit to."),
+        option(
             "--job-definition",
             metavar="NAME[:REV]",
             help="The job definition; with --local a file whose retry rules hold.",
         ),
-        _option("--share", metavar="ID", help="Share identifier; fair-share queues need one."),
-        _option("--priority", type=click.IntRange(0, 9999), metavar="N", help="Scheduling priority within the share."),
-        _option(
+        option("--share", metavar="ID", help="Share identifier; fair-share queues need one."),
+        option("--priority", type=click.IntRange(0, 9999), metavar="N", help="Scheduling priority within the share."),
+        option(
             "--timeout", type=click.IntRange(60), metavar="SECONDS", help="Time limit of each attempt; not retried."
         ),
-        _option(
+        option(
             "--attempts",
             type=click.IntRange(1, 10),
             metavar="N",
@@ -296,11 +304,12 @@ def retry_options(command: Callable[..., Any]) -> Callable[..., Any]:
             engine_args=read_pairs(values.pop("engine_arg"), "--engine-arg"),
             sampling=read_pairs(values.pop("sampling"), "--sampling"),
             answer_key=values.pop("answer_key"),
+            requests=read_request_changes(values),
             process_count=values.pop("processes"),
         )
         return command(*args, request=request, **values)
 
-    return _decorate(
+    return decorated(
         wrapped,
         click.argument("failed_run", metavar="RUN"),
         click.option("--run", required=True, metavar="NEW", help="Where the new run lives."),
@@ -329,6 +338,7 @@ def retry_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "--sampling", multiple=True, metavar="KEY=VALUE", help="Over RUN's sampling defaults. May be repeated."
         ),
         click.option("--answer-key", metavar="NAME", help="Another field for the answers of plain records."),
+        *request_options(for_retry=True),
         processes_option,
     )
 
@@ -340,10 +350,10 @@ def processes_option(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def local_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    return _decorate(
+    return decorated(
         command,
         click.option("--local", is_flag=True, help="Run the workers on this machine instead of AWS Batch."),
-        _option(
+        option(
             "--parallel",
             type=click.IntRange(1, 256),
             default=1,
@@ -352,14 +362,6 @@ def local_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="With --local: workers at a time.",
         ),
     )
-
-
-def _decorate(
-    command: Callable[..., Any], *decorators: Callable[[Callable[..., Any]], Callable[..., Any]]
-) -> Callable[..., Any]:
-    for decorator in reversed(decorators):
-        command = decorator(command)
-    return command
 
 
 def _required(name: str, value: Any, what: str) -> Any:

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 from submitter.blocks import START, BlockTable, Position, stretches
 from submitter.cut import CutRule, find_boundaries
+from submitter.id_hashes import ID_FIELDS, IdSettings
+from submitter.identity import refuse_duplicates
 from submitter.inputs import Input
 from submitter.meter import Meter
 from submitter.partition_writer import Target, Written
-from submitter.peek import find_shape, first_plain_records_notes, no_records
+from submitter.peek import (
+    find_shape,
+    first_plain_records_notes,
+    first_template_records_notes,
+    no_records,
+    selected_fields_notes,
+)
 from submitter.processes import Processes
 from submitter.reading import changed
+from submitter.request_options import check_select, parsed_template, request_notes
 from submitter.scan_inputs import Scan, ScanSettings, refuse_invalid, scan_inputs
 from submitter.split import Passed, SplitRequest
 from submitter.split_tuning import SplitTuning
@@ -19,7 +29,7 @@ from submitter.weight import Weigher, estimated_tokens
 from submitter.write_plain import write_plain
 from submitter.write_streamed import write_streamed
 from worker.contract.layout import RunLayout
-from worker.contract.plan import Partition, Source
+from worker.contract.plan import Partition, Shape, Source
 
 
 def run_passes(
@@ -30,6 +40,7 @@ def run_passes(
     tuning: SplitTuning,
     processes: Processes,
     meter: Meter,
+    ids_folder: Path,
     before_writing: Callable[[], object],
 ) -> Passed:
     """Validate everything, then write all partitions.
@@ -39,16 +50,16 @@ def run_passes(
     """
     total_bytes = sum(one.stored.size_bytes for one in inputs)
     keeps_invalid = request.on_invalid == "keep"
-    shape = request.shape or find_shape(inputs, tuning.line_limit_bytes, keeps_invalid=keeps_invalid)
-    looks_wrong = (
-        first_plain_records_notes(inputs, request.answer_key, tuning.line_limit_bytes) if shape == "plain" else ()
-    )
+    shape = request.known_shape or find_shape(inputs, tuning.line_limit_bytes, keeps_invalid=keeps_invalid)
+    check_select(request.requests, shape)
+    looks_wrong = _first_records_notes(request, shape, inputs, tuning.line_limit_bytes)
     settings = ScanSettings(
         shape,
         request.sampling,
         tuning.block_bytes_for(total_bytes, request.partition_count),
         tuning.chunk_bytes_for(total_bytes, processes.process_count),
         tuning,
+        _id_settings(request, shape, tuning, total_bytes, ids_folder),
     )
     with meter.phase("scan"):
         scan = scan_inputs(inputs, settings, processes)
@@ -56,6 +67,9 @@ def run_passes(
         refuse_invalid(scan.invalid, scan.invalid_count, f"{scan.table.record_count:,}")
     if not scan.table.record_count:
         raise no_records()
+    if scan.ids is not None and (repeated := scan.ids.repeated(processes)).count:
+        with meter.phase("scan"):
+            refuse_duplicates(repeated, inputs, settings, processes, scan.table.record_count)
     before_writing()
     partition_count = min(request.partition_count, scan.table.record_count)
     target = Target(layout, partition_count, request.compression, tuning)
@@ -64,6 +78,28 @@ def run_passes(
     pairs = zip(positions[:-1], positions[1:], written, strict=True)
     partitions = tuple(_partition(inputs, scan.table, start, end, what) for start, end, what in pairs)
     return Passed(shape, partitions, scan.invalid_count, (*looks_wrong, *_notes(request, scan, partition_count)))
+
+
+def _first_records_notes(
+    request: SplitRequest, shape: Shape, inputs: Sequence[Input], line_limit_bytes: int
+) -> list[str]:
+    notes = request_notes(request.requests)
+    if shape == "template":
+        template = parsed_template(request.requests)
+        notes += first_template_records_notes(inputs, request.answer_key, template, line_limit_bytes)
+    elif shape == "plain":
+        notes += first_plain_records_notes(inputs, request.answer_key, line_limit_bytes)
+    if request.requests.select:
+        notes += selected_fields_notes(inputs, request.requests.select, line_limit_bytes)
+    return notes
+
+
+def _id_settings(
+    request: SplitRequest, shape: Shape, tuning: SplitTuning, total_bytes: int, folder: Path
+) -> IdSettings | None:
+    if request.on_duplicate_id == "keep" or shape not in ID_FIELDS:
+        return None
+    return IdSettings(folder=folder, always_spills=total_bytes > tuning.ids_in_memory_bytes, limit=tuning.id_limit)
 
 
 def _write(

@@ -22,6 +22,7 @@ from submitter.output import Output, count
 from submitter.planned_run import Outputs, PlannedRun
 from submitter.processes import Processes
 from submitter.progress import progress_bar
+from submitter.request_options import changed_requests
 from submitter.split import SplitRequest, SplitResult, split_inputs
 from submitter.split_tuning import SplitTuning
 from worker.contract.errors import ExitCode, InputError, UsageError
@@ -176,20 +177,24 @@ def _plan(run: PlannedRun, request: RetryRequest, spool: Spool) -> SplitResult:
 
 def _split_request(run: PlannedRun, request: RetryRequest, spool: Spool) -> SplitRequest:
     plan = run.plan
+    requests = changed_requests(plan.requests, request.requests)
     as_large_count = -(-spool.record_count * run.partition_count // plan.record_count)
     return SplitRequest(
         inputs=(run.layout.outputs,),
         run_uri=request.new_run_uri,
         partition_count=request.partition_count or as_large_count,
         model=request.model or plan.model,
-        shape=plan.shape,
+        # A template given now reads any object.
+        shape=plan.shape if requests.template is None else "template",
         compression=request.compression or plan.compression,
         # What is invalid was kept before, and is one of the errors now.
         on_invalid="keep",
+        on_duplicate_id="keep",
         engines=request.engines or plan.engines,
         engine_args=plan.engine_args | request.engine_args,
         sampling=plan.sampling | request.sampling,
         answer_key=request.answer_key or plan.answer_key,
+        requests=requests,
         process_count=request.process_count,
     )
 

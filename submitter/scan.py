@@ -54,8 +54,8 @@ class LineScanner:
         self.invalid: list[InvalidLine] = []
         """The first few."""
         self.ends_with_newline = True
+        self.line_count = 0
         self._weigher = weigher
-        self._line_count = 0
 
     def add(self, block: bytes) -> int:
         """Scan whole lines; give how many records they are."""
@@ -69,7 +69,7 @@ class LineScanner:
         self.counts.line_count.append(len(lines))
         self.counts.record_count.append(record_count)
         self.counts.weight.append(weight)
-        self._line_count += len(lines)
+        self.line_count += len(lines)
         return record_count
 
     def _weight_if_all_valid(self, block: bytes, lines: list[bytes]) -> int:
@@ -80,7 +80,7 @@ class LineScanner:
 
     def _scan_each(self, lines: Iterable[bytes]) -> tuple[int, int]:
         record_count = total_weight = 0
-        for number, line in enumerate(lines, self._line_count + 1):
+        for number, line in enumerate(lines, self.line_count + 1):
             weight, problem = weigh_line(line, self._weigher)
             record_count += weight > 0
             total_weight += weight

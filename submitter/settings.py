@@ -1,6 +1,6 @@
 """Settings of a run: `submit.toml` < `SUBMIT_*` variables < command line.
 
-click merges the three for single values. Tables (`[engine-args]`, `[sampling]`, `[tags]`, `[env]`) are merged key by key here.
+click merges the three for single values. Tables (`[engine-args]`, `[sampling]`, `[lora]`, `[tags]`, `[env]`) are merged key by key here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from worker.contract.sampling import nearest
 
 DEFAULT_FILE = "submit.toml"
 FILE_VARIABLE = "SUBMIT_CONFIG"
-TABLES = ("engine-args", "sampling", "tags", "env")
+TABLES = ("engine-args", "sampling", "lora", "tags", "env")
+_LISTS = ("inputs", "select", "allow-media")
+_FLAGS = ("local", "strict-model")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +99,14 @@ def _singular(name: str) -> str:
 
 def _checked(path: Path, name: str, value: Any) -> Any:
     """A value that an option can take: TOML has more types than a command line."""
-    if name == "inputs":
+    if name in _LISTS:
         listed = value if isinstance(value, list) else [value]
         if all(isinstance(item, str) for item in listed):
             return listed
-        raise UsageError(f"read settings {path}: inputs is {value!r} (expected a text, or a list of them)")
-    expected: type | tuple[type, ...] = bool if name == "local" else (str, int)
-    if not isinstance(value, expected) or (isinstance(value, bool) and name != "local"):
-        words = "true or false" if name == "local" else "a text or a whole number"
+        raise UsageError(f"read settings {path}: {name} is {value!r} (expected a text, or a list of them)")
+    expected: type | tuple[type, ...] = bool if name in _FLAGS else (str, int)
+    if not isinstance(value, expected) or (isinstance(value, bool) and name not in _FLAGS):
+        words = "true or false" if name in _FLAGS else "a text or a whole number"
         raise UsageError(f"read settings {path}: {name} is {value!r} (expected {words})")
     return value
 

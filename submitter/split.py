@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 import msgspec
 
 from submitter.fingerprint import check_same_run, fingerprint_of
+from submitter.request_options import check_requests
 from submitter.split_tuning import SplitTuning
 from worker.contract.errors import PlanExistsError, UsageError
 from worker.contract.formats import checksum_of, decode, encode, utc_now
 from worker.contract.layout import MAX_PARTITION_COUNT, RunLayout, normalize_uri
-from worker.contract.plan import Compression, InputObject, Partition, Plan, Shape, Source
+from worker.contract.plan import Compression, InputObject, Partition, Plan, RequestSettings, Shape, Source
 from worker.contract.sampling import RESERVED_ANSWER_KEYS, SAMPLING_FIELDS, nearest
 from worker.contract.store import NotFoundError, Store, open_store
 
@@ -41,13 +42,16 @@ class SplitRequest:
     partition_count: int
     model: str
     shape: Shape | None = None
-    """None: found from the first valid records."""
+    """None: `template` if there is one, else found from the first valid records."""
     compression: Compression = "none"
     on_invalid: Literal["refuse", "keep"] = "refuse"
+    on_duplicate_id: Literal["error", "keep"] = "error"
+    """Of records whose shape has an id."""
     engines: int | None = None
     engine_args: dict[str, Any] = field(default_factory=dict)
     sampling: dict[str, Any] = field(default_factory=dict)
     answer_key: str = "response"
+    requests: RequestSettings = field(default_factory=RequestSettings)
     process_count: int | None = None
     """None: one per core."""
 
@@ -71,6 +75,12 @@ class SplitRequest:
             )
         if self.process_count is not None and self.process_count < 1:
             raise UsageError(f"split inputs: {self.process_count} processes (expected at least 1)")
+        check_requests(self.requests, self.known_shape, self.model)
+
+    @property
+    def known_shape(self) -> Shape | None:
+        """The shape, as far as it is known before records are read."""
+        return "template" if self.shape is None and self.requests.template is not None else self.shape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,8 +127,8 @@ def split_run(
         stdin: what `-` stands for, the process's own if None.
 
     Raises:
-        InputError: inputs are missing, empty, damaged, changing, or hold invalid lines that are not to be kept. Nothing
-            is written, but for partitions without a plan if an input changes on the way.
+        InputError: inputs are missing, empty, damaged, changing, or hold invalid lines or ids given twice that are not to
+            be kept. Nothing is written, but for partitions without a plan if an input changes on the way.
         PlanExistsError: there is another run at the URI. Says what differs.
     """
     # `submit --help` does not split: what only splitting needs is imported by it.
@@ -151,6 +161,7 @@ def split_inputs(
     Raises:
         InputError, PlanExistsError: see `split_run`.
     """
+    from submitter.id_hashes import temporary_folder  # noqa: PLC0415
     from submitter.meter import Meter  # noqa: PLC0415
     from submitter.processes import Processes  # noqa: PLC0415
 
@@ -168,7 +179,7 @@ def split_inputs(
         )
     sizes, total_bytes = tuning or SplitTuning(), sum(one.stored.size_bytes for one in inputs)
     meter = Meter(progress, total_bytes)
-    with Processes(_process_count(request, sizes, total_bytes), meter) as processes:
+    with temporary_folder() as ids_folder, Processes(_process_count(request, sizes, total_bytes), meter) as processes:
         # Imported while the processes start.
         from submitter.passes import run_passes  # noqa: PLC0415
 
@@ -179,6 +190,7 @@ def split_inputs(
             tuning=sizes,
             processes=processes,
             meter=meter,
+            ids_folder=ids_folder,
             # Looked up again before anything is written: pass 1 may take hours.
             before_writing=same_plan,
         )
@@ -220,7 +232,7 @@ def _same_plan(
 def preview_plan(request: SplitRequest) -> Plan:
     """The plan as far as it is known before the inputs are read: partitions without content, no inputs."""
     nothing = Partition(record_count=0, size_bytes=0, checksum=checksum_of(b""), weight=0, sources=())
-    found = Passed(request.shape or "plain", (nothing,) * request.partition_count, 0, ())
+    found = Passed(request.known_shape or "plain", (nothing,) * request.partition_count, 0, ())
     return _plan(request, RunLayout(normalize_uri(request.run_uri)), "", inputs=(), passed=found)
 
 
@@ -251,6 +263,7 @@ def _plan(
         engine_args=request.engine_args,
         sampling=request.sampling,
         answer_key=request.answer_key,
+        requests=request.requests,
         invalid_record_count=passed.invalid_record_count,
         inputs=tuple(inputs),
         partitions=passed.partitions,

@@ -20,6 +20,10 @@ class SplitTuning:
     """Objects and partitions up to this size are read and written by one request."""
     entry_limit: int = 1 << 20
     """Blocks remembered for the whole input; beyond it neighbours are added up."""
+    id_limit: int = 1 << 19
+    """Hashes of ids that are compared at a time; what a process hears beyond it waits on disk."""
+    ids_in_memory_bytes: int = 128 * MIB
+    """Input whose ids are handed to one process, unless they are too many; those of a larger one wait on disk."""
     line_limit_bytes: int = 64 * MIB
     parallel_bytes: int = 32 * MIB
     """Input below which a second process takes longer to start than it saves."""

@@ -11,8 +11,33 @@ from worker.contract.formats import Document, decode
 from worker.contract.layout import RunLayout
 from worker.contract.store import NotFoundError, Store
 
-Shape = Literal["openai", "plain"]
+Shape = Literal["openai", "bedrock", "plain", "template"]
 Compression = Literal["none", "gz", "zst"]
+Endpoint = Literal["chat", "completion", "embedding", "score", "rerank"]
+OnTooLong = Literal["error", "truncate-left", "truncate-right"]
+
+
+class RequestSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How the lines of a run become requests, and answers lines, beyond what each line says itself."""
+
+    endpoint: Endpoint | None = None
+    """What a template's text becomes. None: a chat's message."""
+    template: str | None = None
+    """Jinja, for shape `template`: a text, or a JSON list of messages."""
+    system: str | None = None
+    """The system message of chats that have none."""
+    select: tuple[str, ...] = ()
+    """Fields of a record that its output line keeps. Empty: all."""
+    on_too_long: OnTooLong = "error"
+    """Of prompts that do not fit the model. `left` is the side that goes."""
+    max_output_tokens: int | None = None
+    """A ceiling for every record's `max_tokens`."""
+    strict_model: bool = False
+    """A record that names another model than the run's, or an adapter's, is an error."""
+    adapters: dict[str, str] = {}
+    """LoRA adapters by the name that records give as their `model`: a hub id, an `s3://` prefix or a path."""
+    media_hosts: tuple[str, ...] = ()
+    """Hosts and `s3://` prefixes that images may be fetched from."""
 
 
 class InputObject(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,6 +98,7 @@ class Plan(Document, frozen=True, kw_only=True):
     """Defaults for the body fields a record leaves out, such as `max_tokens`."""
     answer_key: str
     """The field of a plain record's output line that holds the answer."""
+    requests: RequestSettings = RequestSettings()
     invalid_record_count: int
     """Lines kept by `--on-invalid keep`: they become error lines."""
     inputs: tuple[InputObject, ...]
