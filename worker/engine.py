@@ -44,7 +44,7 @@ def main() -> NoReturn:
     boot = channel.receive()
     if not isinstance(boot, Boot):
         raise TypeError(f"receive message: a {type(boot).__name__} out of turn (expected Boot)")
-    prepare_environment(boot.model, boot.engine_args)
+    prepare_environment(boot.model, boot.engine_args, boot.requests.adapters.values())
     _serve(channel, boot, started, EngineLog() if has_core_process() else None)
 
 

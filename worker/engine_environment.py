@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +23,28 @@ SPIN_COUNT = 5_000
 operation of the model to the next. By default they turn for milliseconds, through all of the Python between two steps,
 and beside any other busy process an engine gets three to ten times slower (measured on 2 cores; alone it is as fast)."""
 MAX_CAUSE_CHARS = 1000
+MAX_IMAGE_PIXELS = 64_000_000
+"""Eight thousand by eight thousand, more than any model here looks at."""
 
 
-def prepare_environment(model: str, engine_args: Mapping[str, Any]) -> None:
-    """Set what vLLM reads on being imported. A variable that is set already wins."""
+def prepare_environment(model: str, engine_args: Mapping[str, Any], adapters: Iterable[str] = ()) -> None:
+    """Set what vLLM reads on being imported. A variable that is set already wins.
+
+    Args:
+        model: a folder, or a hub's id.
+        engine_args: the run's.
+        adapters: folders, or a hub's ids.
+    """
     defaults = {
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "VLLM_MAX_STOP_STRINGS": str(MAX_STOP_STRINGS),
+        # A picture of a few kilobytes may unpack to gigabytes.
+        "VLLM_MAX_IMAGE_PIXELS": str(MAX_IMAGE_PIXELS),
         # vLLM's own processes, too, are to say where they are on SIGABRT.
         "PYTHONFAULTHANDLER": "1",
     }
-    if Path(model).is_dir():
+    if all(Path(place).is_dir() for place in (model, *adapters)):
         defaults["HF_HUB_OFFLINE"] = "1"
     gpu_count = _gpu_count()
     if len(os.sched_getaffinity(0)) < CORES_FOR_A_CORE_PROCESS * gpu_count or not gpu_count:
