@@ -21,6 +21,7 @@ from worker.contract.plan import Plan
 from worker.contract.store import open_store
 from worker.protocol import Item
 from worker.record_errors import RecordError
+from worker.select import Selector
 
 USAGE = {"prompt_tokens": 3, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 1}}
 ANSWER: dict[str, Any] = {"object": "chat.completion", "choices": [], "usage": USAGE}
@@ -64,6 +65,7 @@ def finish(
             run_id=plan.run_id,
             partition_index=index,
             input_uris=["in"] * (len(plan.inputs) + 1),
+            selector=Selector(plan.requests.select),
         )
         output = b"".join(_line(writer, number, *pair) for number, pair in enumerate(zip(records, kinds, strict=True)))
         manifest = _manifest(plan, index, output, kinds)

@@ -38,6 +38,7 @@ def new_manifest(job: Job, generated: Generated, checkpoint: Checkpoint, output:
     versions = {"llm-array": _own_version(), "python": platform.python_version(), **generated.versions}
     return msgspec.structs.replace(
         manifest,
+        other_model_count=checkpoint.tally.other_model_count,
         times=times,
         versions=versions,
         engines=generated.engines,

@@ -17,10 +17,13 @@ import msgspec
 import orjson
 import xxhash
 
+from worker.bedrock_answers import error_code, model_output
+from worker.bedrock_requests import Dialect
 from worker.contract.output_line import decode_deep
-from worker.contract.plan import Shape
+from worker.contract.plan import Endpoint, Shape
 from worker.protocol import Boot, Item
 from worker.record_errors import RecordError
+from worker.select import Selector
 
 CREATED = 0
 """The `created` of every answer. The time would make a redone record's bytes differ, for no use to anyone offline."""
@@ -31,8 +34,25 @@ _REFUSED = frozenset({"request", "length", "validation"})
 _JSON_WHITESPACE = b" \t\r\n"
 
 
+_PREFIXES: dict[Endpoint, str] = {
+    "chat": "chatcmpl",
+    "completion": "cmpl",
+    "embedding": "embd",
+    "score": "score",
+    "rerank": "rerank",
+}
+"""Of the ids of answers, as vLLM has them."""
+_TOOL_CALL_PREFIX = "chatcmpl-tool-"
+"""Of ids that vLLM has made up."""
+
+
 class _Named(msgspec.Struct):
     custom_id: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class _Recorded(msgspec.Struct, rename="camel"):
+    record_id: msgspec.Raw = msgspec.Raw(b"null")
+    model_input: msgspec.Raw = msgspec.Raw(b"null")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,15 +64,18 @@ class LineWriter:
     run_id: str
     partition_index: int
     input_uris: Sequence[str]
+    selector: Selector
+    """Of the fields of a joined line."""
 
     @classmethod
     def from_boot(cls, boot: Boot) -> LineWriter:
         return cls(
-            shape="openai" if boot.shape == "openai" else "plain",
+            shape=boot.shape,
             answer_key=boot.answer_key,
             run_id=boot.run_id,
             partition_index=boot.partition_index,
             input_uris=tuple(boot.input_uris),
+            selector=Selector(boot.requests.select),
         )
 
     def answer_id(self, item: Item) -> str:
@@ -60,33 +83,86 @@ class LineWriter:
         name = f"{self.run_id}\n{self.partition_index}\n{item.ordinal}"
         return xxhash.xxh3_128_hexdigest(name.encode("utf-8", "surrogatepass"))
 
-    def result_line(self, item: Item, body: dict[str, Any]) -> bytes:
-        """The line of a record that was answered; `body` is OpenAI's response body without `id` and `created`."""
-        prefix = "chatcmpl" if body["object"] == "chat.completion" else "cmpl"
-        answer = encode({"id": f"{prefix}-{self.answer_id(item)}", "created": CREATED, **body})
-        if self.shape == "openai":
-            return self._openai_line(item, b"200", answer)
-        return _join(item.raw, self.answer_key, answer)
+    def result_line(
+        self, item: Item, body: dict[str, Any], *, endpoint: Endpoint = "chat", dialect: Dialect = "openai"
+    ) -> bytes:
+        """The line of a record that was answered.
+
+        Args:
+            item: the record.
+            body: OpenAI's response body without `id` and `created`; an `error` in it says what is wrong with the answer.
+            endpoint: what the record was for.
+            dialect: whose form a Bedrock record's answer has.
+        """
+        answer_id = self.answer_id(item)
+        problem = body.pop("error", None)
+        own: dict[str, Any] = {"id": f"{_PREFIXES[endpoint]}-{answer_id}"}
+        if endpoint != "rerank":
+            own["created"] = CREATED
+        body = own | body
+        _name_tool_calls(body, answer_id)
+        source = {"source": self._source(item)}
+        match self.shape:
+            case "openai":
+                error = encode(problem | source) if problem else b"null"
+                return self._openai_line(item, b"200", encode(body), error)
+            case "bedrock":
+                answer = encode(model_output(dialect, body))
+                return self._bedrock_line(item, answer, encode(_bedrock_error(problem) | source) if problem else None)
+        if problem:
+            body["error"] = problem | source
+        return _join(self.selector.keep(item.raw), self.answer_key, encode(body))
 
     def error_line(self, item: Item, error: RecordError) -> bytes:
         """The line of a record that has no answer, whatever bytes the record is of."""
-        source = f"{self.input_uris[item.input_index]}:{item.line}"
+        source = self._source(item)
         found: dict[str, Any] = {"stage": error.stage, "code": error.code, "message": error.message}
-        if self.shape == "plain":
+        if self.shape == "bedrock":
+            return self._bedrock_line(
+                item, None, encode(_bedrock_error(found) | {"param": error.param, "source": source})
+            )
+        if self.shape != "openai":
             problem = encode({"error": found | {"param": error.param, "source": source}})
-            return _carry(item.raw, self.answer_key, problem)
+            return _carry(item.raw, self.answer_key, problem, self.selector)
         if error.stage in _REFUSED:
             found |= {"type": "invalid_request_error", "param": error.param, "source": source}
-            return self._openai_line(item, b"400", encode({"error": found}))
-        problem = encode(found | {"source": source})
-        return self._openai_line(item, None, problem)
+            return self._openai_line(item, b"400", encode({"error": found}), b"null")
+        return self._openai_line(item, None, b"null", encode(found | {"source": source}))
 
-    def _openai_line(self, item: Item, status: bytes | None, content: bytes) -> bytes:
+    def _source(self, item: Item) -> str:
+        return f"{self.input_uris[item.input_index]}:{item.line}"
+
+    def _openai_line(self, item: Item, status: bytes | None, content: bytes, error: bytes) -> bytes:
         own = self.answer_id(item).encode()
         head = b'{"id":"batch_req_%b","custom_id":%b,"response":' % (own, _custom_id(item.raw))
         if status is None:
-            return b'%bnull,"error":%b}' % (head, content)
-        return b'%b{"status_code":%b,"request_id":"req_%b","body":%b},"error":null}' % (head, status, own, content)
+            return b'%bnull,"error":%b}' % (head, error)
+        return b'%b{"status_code":%b,"request_id":"req_%b","body":%b},"error":%b}' % (head, status, own, content, error)
+
+    def _bedrock_line(self, item: Item, answer: bytes | None, error: bytes | None) -> bytes:
+        record_id, model_input = _recorded(item.raw)
+        if record_id == b"null":
+            # As Bedrock does for records without one: eleven letters and digits.
+            record_id = encode(self.answer_id(item)[:11].upper())
+        line = b'{"recordId":%b,"modelInput":%b' % (record_id, model_input)
+        if answer is not None:
+            line += b',"modelOutput":%b' % answer
+        if error is not None:
+            line += b',"error":%b' % error
+        return line + b"}"
+
+
+def _bedrock_error(problem: dict[str, Any]) -> dict[str, Any]:
+    named = {"errorCode": error_code(problem["stage"]), "errorMessage": problem["message"]}
+    return named | {"stage": problem["stage"], "code": problem["code"]}
+
+
+def _name_tool_calls(body: dict[str, Any], answer_id: str) -> None:
+    """Give calls of tools ids that are the same whenever the record is done, where vLLM has made some up."""
+    for choice in body.get("choices", ()):
+        for number, call in enumerate(choice.get("message", {}).get("tool_calls") or ()):
+            if str(call.get("id", _TOOL_CALL_PREFIX)).startswith(_TOOL_CALL_PREFIX):
+                call["id"] = f"{_TOOL_CALL_PREFIX}{answer_id}-{choice['index']}-{number}"
 
 
 def encode(value: Any) -> bytes:
@@ -120,6 +196,25 @@ def _custom_id(raw: bytes) -> bytes:
     return found
 
 
+def _recorded(raw: bytes) -> tuple[bytes, bytes]:
+    """The user's own JSON for `recordId` and `modelInput`; a line that is no JSON comes back as a text, or in base64."""
+    try:
+        found = decode_deep(_decode_recorded, raw)
+        record_id, model_input = bytes(found.record_id), bytes(found.model_input)
+        orjson.loads(record_id)
+        orjson.loads(model_input)
+    except (msgspec.MsgspecError, orjson.JSONDecodeError, UnicodeDecodeError, RecursionError):
+        return b"null", _as_text(raw)
+    return record_id.strip(_JSON_WHITESPACE), model_input.strip(_JSON_WHITESPACE)
+
+
+def _as_text(raw: bytes) -> bytes:
+    try:
+        return orjson.dumps(raw.decode())
+    except UnicodeDecodeError:
+        return b'{"base64":"%b"}' % base64.b64encode(raw)
+
+
 def _custom_id_of_near_json(raw: bytes) -> bytes:
     """Python's own reader takes what its writer makes, NaN and lone surrogates among it."""
     try:
@@ -137,7 +232,7 @@ def _join(raw: bytes, answer_key: str, answer: bytes) -> bytes:
     return b"%b%b%b:%b}" % (opened, comma, encode(answer_key), answer)
 
 
-def _carry(raw: bytes, answer_key: str, answer: bytes) -> bytes:
+def _carry(raw: bytes, answer_key: str, answer: bytes, selector: Selector) -> bytes:
     """An answer joined with an input line of any bytes."""
     tail = b",%b:%b}" % (encode(answer_key), answer)
     try:
@@ -145,7 +240,7 @@ def _carry(raw: bytes, answer_key: str, answer: bytes) -> bytes:
     except orjson.JSONDecodeError:
         return _carry_text(raw, tail)
     if isinstance(found, dict) and answer_key not in found:
-        return _join(raw, answer_key, answer)
+        return _join(selector.keep(raw), answer_key, answer)
     wrapped = b'{"input":%b%b' % (raw.strip(_JSON_WHITESPACE), tail)
     # A value that is nested as deep as parsers go is, wrapped, too deep for them.
     return wrapped if _is_json(wrapped) else _carry_text(raw, tail)
@@ -167,3 +262,4 @@ def _is_json(line: bytes) -> bool:
 
 
 _decode_named = msgspec.json.Decoder(_Named).decode
+_decode_recorded = msgspec.json.Decoder(_Recorded).decode

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import msgspec
 
 from worker.account import check_account, new_manifest, put_manifest
+from worker.adapters import resolve_adapters
 from worker.answers import LineWriter
 from worker.checkpoint import Checkpoint, CheckpointPlace
 from worker.commit import check_output, commit_output
@@ -27,6 +28,7 @@ from worker.pool import EnginePool
 from worker.protocol import Boot, Item
 from worker.record_errors import RecordError
 from worker.segments import Identity
+from worker.select import Selector
 
 STOP_GRACE_S = 10.0
 """What engines get to end by themselves when the work is done."""
@@ -106,6 +108,7 @@ def _generate(job: Job, pool: EnginePool, checkpoint: Checkpoint, interrupt: Int
         run_id=job.plan.run_id,
         partition_index=job.partition_index,
         input_uris=job.input_uris,
+        selector=Selector(job.plan.requests.select),
     )
     generation = Generation(
         pool=pool,
@@ -127,6 +130,8 @@ def _engines(job: Job) -> tuple[Sequence[Boot], Sequence[dict[str, str]]]:
     gpus = visible_gpus(os.environ)
     per_engine = gpus_per_engine(job.engine_args)
     count = engine_count_for(job.settings.engines or job.plan.engines, len(gpus), per_engine)
+    folders = resolve_adapters(job.plan.requests.adapters, job.settings.work_folder / "adapters")
+    requests = msgspec.structs.replace(job.plan.requests, adapters=folders)
     boots = tuple(
         Boot(
             engine_index=engine_index,
@@ -135,6 +140,7 @@ def _engines(job: Job) -> tuple[Sequence[Boot], Sequence[dict[str, str]]]:
             sampling=job.plan.sampling,
             shape=job.plan.shape,
             answer_key=job.plan.answer_key,
+            requests=requests,
             run_id=job.plan.run_id,
             partition_index=job.partition_index,
             input_uris=job.input_uris,

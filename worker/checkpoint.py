@@ -124,7 +124,14 @@ class Checkpoint:
         self._results.add([result.ordinal for result in results], lines, block)
         self.tally.add(results)
         self._pending.facts += [
-            Facts(result.ordinal, result.error, result.prompt_tokens, result.cached_tokens, result.completion_tokens)
+            Facts(
+                result.ordinal,
+                result.error,
+                result.prompt_tokens,
+                result.cached_tokens,
+                result.completion_tokens,
+                result.names_other_model,
+            )
             for result in results
         ]
         self._pending.ends += islice(accumulate((len(line) + 1 for line in lines), initial=start), 1, None)

@@ -1,12 +1,14 @@
 """From vLLM's outputs to OpenAI's response bodies, with everything the engine gave.
 
-They are what vLLM's own OpenAI layer builds, without its models for every token: a response with logprobs holds
-thousands. Numbers that are not finite stay as they are here, and become null when the line is written.
+Plain answers are made here: they are what vLLM's own OpenAI layer builds, without its models for every token, of which a
+response with logprobs holds thousands. Those with more in them (tool calls, reasoning, echoes, logprobs of the prompt)
+are made by that layer itself. Numbers that are not finite become null when the line is written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, islice
 from operator import attrgetter
 from typing import Any
@@ -15,41 +17,91 @@ from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionReque
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.outputs import CompletionOutput, RequestOutput
 
-from worker.engine_requests import Request
+from worker.engine_openai import OpenAILayer
+from worker.engine_parameters import Parameters
 from worker.record_errors import RecordError
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a record's answer has to show."""
+
+    parameters: Parameters
+    model_name: str | None
+    """The adapter that answers; None for the run's own model."""
+    role: str
+    """Of an answer's message: not the assistant's if it goes on with another's."""
+    messages: Sequence[Any]
+    conversation: Sequence[Any]
+    """The same as the chat template saw them."""
+    prompt_texts: Sequence[str | None]
+    clamped_max_tokens: int | None
+    """The limit, if it is less than was asked for."""
+    cut_side: str | None
+    """Where the prompt was cut to fit: `left` or `right`."""
 
 
 class AnswerMaker:
     """Makes answers of one engine."""
 
-    def __init__(self, model_name: str, tokenizer: Any) -> None:
+    def __init__(self, model_name: str, tokenizer: Any, layer: OpenAILayer) -> None:
         self._model_name = model_name
         self._tokenizer = tokenizer
+        self._layer = layer
 
-    def make(self, output: RequestOutput, request: Request) -> dict[str, Any]:
-        """The response body, without `id` and `created`.
+    def make(self, asked: Asked, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+        """The response body, without `id` and `created`; with an `error` beside the answer if it breaks a rule.
 
         Raises:
             RecordError: the engine gave the request up.
         """
-        asked = request.body
-        is_chat = isinstance(asked, ChatCompletionRequest)
+        parameters = asked.parameters
+        for output in outputs:
+            _check_finished(output, is_constrained=parameters.is_constrained)
+        is_rich = parameters.is_rich or len(outputs) > 1
+        body = self._rich(asked, outputs) if is_rich else self._plain(asked, outputs[0])
+        usage = body["usage"]
+        if asked.clamped_max_tokens is not None:
+            usage["clamped_max_tokens"] = asked.clamped_max_tokens
+        if asked.cut_side is not None:
+            usage["prompt_cut"] = asked.cut_side
+        if parameters.json_rule is not None and (problem := parameters.json_rule.problem(body["choices"])):
+            body["error"] = {"stage": problem.stage, "code": problem.code, "message": problem.message}
+        return body
+
+    def _rich(self, asked: Asked, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+        name = asked.model_name or self._model_name
+        request = asked.parameters.body
+        for output, text in zip(outputs, asked.prompt_texts, strict=True):
+            # The engine was given tokens.
+            output.prompt = self._tokenizer.decode(output.prompt_token_ids) if text is None else text
+        if isinstance(request, CompletionRequest):
+            body = self._layer.completion_response(request, outputs, name)
+            details = [output.num_cached_tokens or 0 for output in outputs]
+            body["usage"]["prompt_tokens_details"] = {"cached_tokens": sum(details)}
+            return body
+        (output,) = outputs
+        output.outputs.sort(key=attrgetter("index"))
+        # Parsers look at the calls of tools that came before.
+        whole = request.model_copy(update={"messages": list(asked.messages)})
+        return self._layer.chat_response(whole, output, asked.conversation, name)
+
+    def _plain(self, asked: Asked, output: RequestOutput) -> dict[str, Any]:
+        request = asked.parameters.body
+        is_chat = isinstance(request, ChatCompletionRequest)
         choices = sorted(output.outputs, key=attrgetter("index"))
-        for choice in choices:
-            if choice.finish_reason in (None, "error", "abort"):
-                raise RecordError("engine", "not_finished", "generate answer: the engine gave the request up")
         body: dict[str, Any] = {
             "object": "chat.completion" if is_chat else "text_completion",
-            "model": self._model_name,
+            "model": asked.model_name or self._model_name,
             "choices": [
-                self._chat_choice(choice, asked, request.role)
+                self._chat_choice(choice, request, asked.role)
                 if is_chat
-                else self._completion_choice(choice, asked, output)
+                else self._completion_choice(choice, request, output)
                 for choice in choices
             ],
             "usage": usage_of(output),
         }
-        if is_chat and asked.return_token_ids:
+        if is_chat and request.return_token_ids:
             body["prompt_token_ids"] = list(output.prompt_token_ids)
         return body
 
@@ -125,6 +177,19 @@ class AnswerMaker:
             return f"token_id:{token_id}"
         decoded: str | None = ranked[token_id].decoded_token
         return str(self._tokenizer.decode([token_id])) if decoded is None else decoded
+
+
+def _check_finished(output: RequestOutput, *, is_constrained: bool) -> None:
+    for choice in output.outputs:
+        if choice.finish_reason not in (None, "error", "abort"):
+            continue
+        if is_constrained:
+            raise RecordError(
+                "request",
+                "invalid_constraint",
+                "generate answer: the engine gave the request up (expected a schema, grammar or regex that it can compile)",
+            )
+        raise RecordError("engine", "not_finished", "generate answer: the engine gave the request up")
 
 
 def _bytes_of(token: str) -> list[int]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from vllm.config import PoolerConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 from vllm.usage.usage_lib import UsageContext
@@ -18,6 +19,7 @@ from vllm.version import __version__ as vllm_version
 from worker.contract.errors import EngineBootError
 from worker.contract.sampling import nearest
 from worker.engine_environment import has_core_process
+from worker.engine_pooling import served_endpoints
 
 BATCH_LIMITS = ((120, 731, 32_768), (70, 512, 16_384), (0, 256, 8_192))
 """From so many GiB of device memory on: `max_num_seqs` and `max_num_batched_tokens`. The first row is what an 8B model
@@ -27,7 +29,6 @@ REFUSED_ARGS = {
     "model": "the run names it",
     "skip_tokenizer_init": "answers are text",
     "data_parallel_size": "engines are the data parallelism: see --engines",
-    "reasoning_parser": "answers are not split into reasoning and content in this version",
 }
 """Engine arguments that vLLM knows, and that would be a promise nobody keeps."""
 
@@ -44,13 +45,31 @@ def start_engine(model: str, engine_args: Mapping[str, Any]) -> LLMEngine:
     """
     _check_engine_args(engine_args)
     arguments = {"disable_log_stats": True, **_cpu_defaults(), **with_batch_limits(engine_args)}
-    engine = LLMEngine.from_engine_args(EngineArgs(model=model, **arguments), usage_context=UsageContext.LLM_CLASS)
-    if engine.model_config.runner_type != "generate" or engine.model_config.is_encoder_decoder:
+    if isinstance(arguments.get("pooler_config"), dict):
+        # Unlike its other configurations vLLM takes this one as an object alone.
+        arguments["pooler_config"] = PoolerConfig(**arguments["pooler_config"])
+    given = EngineArgs(model=model, **arguments)
+    if engine_args.get("max_num_batched_tokens") is None:
+        _fit_whole_prompts(given)
+    engine = LLMEngine.from_engine_args(given, usage_context=UsageContext.LLM_CLASS)
+    if engine.model_config.is_encoder_decoder or not served_endpoints(engine):
         raise EngineBootError(
             f"start engine with model {model}: it is of a kind that is not served in this version (expected a "
-            "decoder-only model that generates text)"
+            "decoder-only model that generates text, or one that embeds texts or scores pairs of them by one number)",
+            hint="--engine-arg runner=pooling makes a model that generates text embed it",
         )
     return engine
+
+
+def _fit_whole_prompts(arguments: EngineArgs) -> None:
+    """Raise our own limit of a batch to the model's context where vLLM cannot take a prompt in pieces.
+
+    Most models that read a text in both directions are of that kind; vLLM's own limit does the same.
+    """
+    config = arguments.create_model_config()
+    takes_pieces = arguments.enable_chunked_prefill
+    if not (config.is_chunked_prefill_supported if takes_pieces is None else takes_pieces):
+        arguments.max_num_batched_tokens = max(arguments.max_num_batched_tokens, config.max_model_len)
 
 
 def _check_engine_args(engine_args: Mapping[str, Any]) -> None:
@@ -101,6 +120,7 @@ def resolved_args(engine: LLMEngine) -> dict[str, Any]:
         "block_size": cache.block_size,
         "device": str(config.device_config.device_type),
         "dtype": str(model.dtype).removeprefix("torch."),
+        "endpoints": sorted(served_endpoints(engine)),
         "enable_chunked_prefill": bool(scheduler.enable_chunked_prefill),
         "enable_prefix_caching": bool(cache.enable_prefix_caching),
         "enforce_eager": bool(model.enforce_eager),
@@ -111,10 +131,24 @@ def resolved_args(engine: LLMEngine) -> dict[str, Any]:
         "max_num_batched_tokens": scheduler.max_num_batched_tokens,
         "max_num_seqs": scheduler.max_num_seqs,
         "pipeline_parallel_size": parallel.pipeline_parallel_size,
+        "pooling": _resolved_pooling(engine),
         "quantization": None if model.quantization is None else str(model.quantization),
+        "runner": str(model.runner_type),
         "seed": model.seed,
         "served_model_name": model.served_model_name,
         "tensor_parallel_size": parallel.tensor_parallel_size,
+    }
+
+
+def _resolved_pooling(engine: LLMEngine) -> dict[str, Any] | None:
+    model = engine.model_config
+    if model.pooler_config is None:
+        return None
+    return {
+        "dimensions": model.embedding_size,
+        "task": model.get_pooling_task(engine.get_supported_tasks()),
+        "type": model.pooler_config.seq_pooling_type,
+        "use_activation": model.pooler_config.use_activation,
     }
 
 

@@ -100,6 +100,7 @@ class Generation:
         self._started = time.monotonic()
         self._first_ready: float | None = None
         self._shown_at = self._started
+        self._has_said_model = False
         self._shown_tokens = 0
 
     def run(self) -> Generated:
@@ -227,6 +228,15 @@ class Generation:
         self._watch.answered(engine_index)
         self._checkpoint.add(results, block)
         self._record_counts[engine_index] += len(results)
+        if not self._has_said_model and any(result.names_other_model for result in results):
+            self._has_said_model = True
+            log_event(
+                logger,
+                logging.WARNING,
+                "record.names_other_model",
+                model=self._boots.all[0].model,
+                hint="the run's model answers whatever a record names: --strict-model makes such records errors",
+            )
 
     def _abort_hung(self) -> None:
         for engine_index, reason in self._watch.hung(self._dispatcher.in_flight_count).items():

@@ -14,6 +14,8 @@ from typing import Any
 
 import msgspec
 
+from worker.contract.plan import RequestSettings, Shape
+
 MAX_FRAME_BYTES = 1 << 31
 _LENGTH = struct.Struct("<I")
 
@@ -25,8 +27,9 @@ class Boot(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     model: str
     engine_args: dict[str, Any]
     sampling: dict[str, Any]
-    shape: str
+    shape: Shape
     answer_key: str
+    requests: RequestSettings = RequestSettings()
     run_id: str
     partition_index: int
     input_uris: list[str]
@@ -87,6 +90,8 @@ class Result(msgspec.Struct, frozen=True, array_like=True, gc=False):
     completion_tokens: int
     line: bytes
     """The output line, without its end."""
+    names_other_model: bool = False
+    """The record names a model that did not answer it."""
 
 
 class Results(msgspec.Struct, frozen=True, tag=True):

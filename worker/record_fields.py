@@ -6,14 +6,15 @@ types in silence (`"max_tokens": "16"`), and its own error messages repeat the u
 
 from __future__ import annotations
 
-import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
 
+from worker.content_parts import IMAGE_PARTS, refuse_hidden_media
+from worker.contract.plan import Endpoint
+from worker.field_errors import type_error
 from worker.record_errors import RecordError
-
-Endpoint = Literal["chat", "completion"]
 
 MAX_CHOICES = 1024
 """Of `n`. Each choice is a sequence of its own, made when the request is added: vLLM's limit of 16,384 is enough to
@@ -22,8 +23,12 @@ stall an engine, or to exhaust its memory, by one record."""
 MAX_STOP_STRINGS = 1024
 """Of `stop`. vLLM's OpenAI layer takes 4, its engine any number; each is searched for in every token's text."""
 
+MAX_PROMPTS = 1024
+"""Of `prompt`, where it is a list of prompts: each is a request of its own to the engine, and all are answered in one line."""
+
 _Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _Positive = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
+_LogprobCount = Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)]
 _TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 _Penalty = Annotated[float, msgspec.Meta(ge=-2.0, le=2.0)]
 _Text = Annotated[str, msgspec.Meta(min_length=1)]
@@ -60,6 +65,11 @@ class _Generation(msgspec.Struct, frozen=True, kw_only=True):
     truncation_side: Literal["left", "right"] | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    thinking_token_budget: Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)] | None = None
+    prompt_logprobs: _LogprobCount | None = None
+    echo: bool | None = None
     cache_salt: _Text | None = None
 
 
@@ -71,7 +81,12 @@ class _Message(msgspec.Struct, frozen=True):
 class _Chat(_Generation, frozen=True, kw_only=True):
     messages: Annotated[list[_Message], msgspec.Meta(min_length=1)]
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)] | None = None
+    top_logprobs: _LogprobCount | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
+    return_prompt_text: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -81,7 +96,9 @@ class _Chat(_Generation, frozen=True, kw_only=True):
 
 class _Completion(_Generation, frozen=True, kw_only=True):
     prompt: str | list[Any]
-    logprobs: Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)] | None = None
+    max_tokens: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] | None = None
+    """0 with `echo` alone: the prompt's own logprobs, and no answer."""
+    logprobs: _LogprobCount | None = None
 
 
 _TYPES: dict[Endpoint, type[_Generation]] = {"chat": _Chat, "completion": _Completion}
@@ -94,7 +111,6 @@ IGNORED = frozenset(
     {
         "metadata",
         "model",
-        "parallel_tool_calls",
         "prompt_cache_key",
         "prompt_cache_retention",
         "request_id",
@@ -114,7 +130,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "chat_template": (),
     "early_stopping": (False,),
     "ec_transfer_params": (),
-    "echo": (False,),
     "function_call": ("none",),
     "functions": ([],),
     "guided_choice": (),
@@ -123,7 +138,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "guided_json": (),
     "guided_regex": (),
     "guided_whitespace_pattern": (),
-    "include_reasoning": (True,),
     "kv_transfer_params": (),
     "length_penalty": (1.0,),
     "media_io_kwargs": ({},),
@@ -133,19 +147,12 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "prediction": (),
     "priority": (0,),
     "prompt_embeds": (),
-    "prompt_logprobs": (),
-    "response_format": ({"type": "text"},),
     "return_mm_kwargs": (False,),
-    "return_prompt_text": (False,),
     "return_token_offsets": (False,),
     "routed_experts_prompt_start": (0,),
     "stream": (False,),
     "stream_options": (),
-    "structured_outputs": ({},),
     "suffix": ("",),
-    "thinking_token_budget": (-1,),
-    "tool_choice": ("none",),
-    "tools": ([],),
     "use_beam_search": (False,),
     "verbosity": (),
     "vllm_xargs": ({},),
@@ -175,7 +182,7 @@ def known_fields(endpoint: Endpoint, *, plain: bool) -> frozenset[str]:
     return (SERVED[endpoint] | UNSUPPORTED.keys()) - data
 
 
-def refuse_unsupported(fields: dict[str, Any]) -> None:
+def refuse_unsupported(fields: Mapping[str, Any]) -> None:
     """Raise RecordError if a field asks for something that is not served."""
     for name in UNSUPPORTED.keys() & fields.keys():
         if fields[name] not in UNSUPPORTED[name]:
@@ -196,7 +203,7 @@ def check_body(endpoint: Endpoint, body: dict[str, Any]) -> None:
     try:
         checked = msgspec.convert(body, _TYPES[endpoint])
     except msgspec.ValidationError as error:
-        raise _type_error(str(error)) from error
+        raise type_error(str(error)) from error
     except RecursionError as error:
         raise RecordError("request", "invalid_parameter", "read body: nested too deeply") from error
     if isinstance(checked, _Chat):
@@ -208,22 +215,10 @@ def check_body(endpoint: Endpoint, body: dict[str, Any]) -> None:
                 raise RecordError("request", "unsupported_parameter", f"read {at}: not a record's to set", at)
     elif isinstance(checked, _Completion):
         _check_prompt(checked.prompt)
-
-
-def _type_error(found: str) -> RecordError:
-    """Our wording of msgspec's message, such as "Expected `int`, got `str` - at `$.n`"."""
-    what, _, path = found.partition(" - at `$")
-    param = path.rstrip("`").lstrip(".") or None
-    if missing := re.fullmatch(r"Object missing required field `(\w+)`", what):
-        param = f"{param}.{missing[1]}" if param else missing[1]
-        return RecordError("request", "missing_field", f"read {param}: the field is missing", param)
-    if what.startswith("Invalid enum value"):
-        what = "not one of the allowed values"
-    elif wrong_type := re.fullmatch(r"Expected `(.+)`, got `(.+)`", what):
-        what = f"wrong type (expected {wrong_type[1].replace(' | null', '')}, got {wrong_type[2]})"
-    elif what.startswith("Expected "):
-        what = f"out of range (expected {what.removeprefix('Expected ').replace('`', '')})"
-    return RecordError("request", "invalid_parameter", f"read {param or 'body'}: {what}", param)
+        if checked.max_tokens == 0 and not checked.echo:
+            raise RecordError(
+                "request", "invalid_parameter", "read max_tokens: out of range (expected `int` >= 1)", "max_tokens"
+            )
 
 
 def _check_content(param: str, message: _Message) -> None:
@@ -239,34 +234,64 @@ def _check_content(param: str, message: _Message) -> None:
             continue
         if not isinstance(kind, str):
             raise RecordError("request", "invalid_parameter", f"read {at}: wrong type (expected a content part)", at)
+        if kind in IMAGE_PARTS:
+            _check_image(at, part)
+            continue
         if kind not in _TEXT_PARTS:
             raise RecordError(
                 "request",
                 "unsupported_content",
-                f"read {at}: parts of type {kind[:40]!r} are not supported in this version (expected 'text')",
+                f"read {at}: parts of type {kind[:40]!r} are not supported in this version (expected 'text' or "
+                "'image_url')",
                 at,
             )
+        refuse_hidden_media(part, at)
         if not isinstance(part.get(_TEXT_PARTS[kind]), str):
             at = f"{at}.{_TEXT_PARTS[kind]}"
             raise RecordError("request", "invalid_parameter", f"read {at}: wrong type (expected str)", at)
 
 
+def _check_image(at: str, part: dict[str, Any]) -> None:
+    found = part.get("image_url")
+    url = found.get("url") if isinstance(found, dict) else found
+    if not isinstance(url, str):
+        at = f"{at}.image_url"
+        raise RecordError("request", "invalid_parameter", f"read {at}: wrong type (expected a URL)", at)
+
+
 def _check_prompt(prompt: str | list[Any]) -> None:
+    """A text, a list of token ids, or a list of these."""
     if not prompt:
         raise RecordError("length", "empty_prompt", "read prompt: it is empty (expected text or token ids)", "prompt")
     if isinstance(prompt, str):
         return
-    if any(isinstance(part, (str, list)) for part in prompt):
+    if isinstance(prompt[0], int):
+        _check_token_ids(prompt, "prompt")
+        return
+    if len(prompt) > MAX_PROMPTS:
         raise RecordError(
             "request",
-            "unsupported_parameter",
-            "read prompt: several prompts in one record are not supported (expected one string or one list of "
-            "token ids: write one record for each)",
+            "invalid_parameter",
+            f"read prompt: too many of them (expected at most {MAX_PROMPTS}, got {len(prompt)})",
             "prompt",
         )
+    is_text = isinstance(prompt[0], str)
+    for index, one in enumerate(prompt):
+        at = f"prompt[{index}]"
+        if not isinstance(one, str if is_text else list):
+            raise RecordError(
+                "request", "invalid_parameter", f"read {at}: wrong type (expected all texts or all token ids)", at
+            )
+        if not one:
+            raise RecordError("length", "empty_prompt", f"read {at}: it is empty (expected text or token ids)", at)
+        if isinstance(one, list):
+            _check_token_ids(one, at)
+
+
+def _check_token_ids(prompt: list[Any], at: str) -> None:
     try:
         msgspec.convert(prompt, list[_TokenId])
     except msgspec.ValidationError as error:
         raise RecordError(
-            "request", "invalid_parameter", "read prompt: not a list of token ids (expected integers from 0)", "prompt"
+            "request", "invalid_parameter", f"read {at}: not a list of token ids (expected integers from 0)", at
         ) from error

@@ -58,6 +58,7 @@ class Facts(msgspec.Struct, frozen=True, array_like=True, gc=False):
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+    names_other_model: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,15 @@ def decode_segment(stored: bytes, uri: str) -> Segment:
     if len(lines) != 2 * header.result_count + 1:
         raise InputError(f"read segment {uri}: {len(lines)} lines (expected {2 * header.result_count + 1})")
     results = [
-        Result(fact.ordinal, fact.error, fact.prompt_tokens, fact.cached_tokens, fact.completion_tokens, line)
+        Result(
+            fact.ordinal,
+            fact.error,
+            fact.prompt_tokens,
+            fact.cached_tokens,
+            fact.completion_tokens,
+            line,
+            fact.names_other_model,
+        )
         for fact, line in zip(facts, lines[1::2], strict=True)
     ]
     return Segment(header, results)

@@ -19,6 +19,8 @@ class Tally:
     error_counts: Counter[str] = field(default_factory=Counter)
     """By `stage.code`."""
     tokens: Tokens = field(default_factory=Tokens)
+    other_model_count: int = 0
+    """Of records that name a model that did not answer them. An output's lines do not say."""
 
     @property
     def error_count(self) -> int:
@@ -28,6 +30,7 @@ class Tally:
         errors = [result.error for result in results if result.error]
         self.error_counts.update(errors)
         self.ok_count += len(results) - len(errors)
+        self.other_model_count += sum([isinstance(result, Result) and result.names_other_model for result in results])
         self.tokens += Tokens(
             prompt_tokens=sum([result.prompt_tokens for result in results]),
             cached_tokens=sum([result.cached_tokens for result in results]),

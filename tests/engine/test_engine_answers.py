@@ -5,92 +5,38 @@ costs a good one.
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 
+from tests.engine.boots import ENGINE_ARGS, Ask, ask, asking, boot, chat, completion, line, ready
+from tests.engine.run_batch import assert_same, run_batch
 from tests.models import tiny_llama
 from tests.worker_runs import has_ended
-from worker.pool import DEFAULT_COMMAND, EnginePool, Message
-from worker.protocol import Boot, BootFailed, Item, Ready, Result, Results, Work
+from worker.pool import DEFAULT_COMMAND, EnginePool
+from worker.protocol import Boot, Result
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 
-MAX_MODEL_LEN = 512
-ENGINE_ARGS: dict[str, Any] = {"max_model_len": MAX_MODEL_LEN, "dtype": "float32", "enforce_eager": True}
+MAX_MODEL_LEN = ENGINE_ARGS["max_model_len"]
 DEFAULT_MAX_TOKENS = 9
 END_LIMIT_S = 5.0
 
-Ask = Callable[[Sequence[Any]], list[Result]]
 
-
-def boot(**changes: Any) -> Boot:
-    given: dict[str, Any] = {
-        "engine_index": 0,
-        "model": str(tiny_llama()),
-        "engine_args": ENGINE_ARGS,
-        "sampling": {"max_tokens": DEFAULT_MAX_TOKENS},
-        "shape": "openai",
-        "answer_key": "response",
-        "run_id": "r",
-        "partition_index": 0,
-        "input_uris": ["in.jsonl"],
-    }
-    return Boot(**(given | changes))
-
-
-def messages_of(pool: EnginePool) -> Iterator[Any]:
-    while True:
-        for event in pool.poll(1.0):
-            assert isinstance(event, Message), event
-            assert not isinstance(event.message, BootFailed), event.message
-            yield event.message
-
-
-def ready(pool: EnginePool) -> Ready:
-    return next(message for message in messages_of(pool) if isinstance(message, Ready))
-
-
-def ask(pool: EnginePool, records: Sequence[Any]) -> list[Result]:
-    """The results, in the records' order."""
-    raws = [record if isinstance(record, bytes) else orjson.dumps(record) for record in records]
-    pool.send(0, Work([Item(ordinal, 0, ordinal + 1, raw) for ordinal, raw in enumerate(raws)]))
-    found: dict[int, Result] = {}
-    for message in messages_of(pool):
-        for result in message.items if isinstance(message, Results) else ():
-            assert result.ordinal not in found
-            found[result.ordinal] = result
-        if len(found) == len(raws):
-            return [found[ordinal] for ordinal in range(len(raws))]
-    raise AssertionError
+def own_boot() -> Boot:
+    return boot(shape="openai", sampling={"max_tokens": DEFAULT_MAX_TOKENS})
 
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Ask]:
     pool = EnginePool(DEFAULT_COMMAND)
     try:
-        pool.start(boot(), os.environ)
-        ready(pool)
-        yield lambda records: ask(pool, records)
+        yield asking(pool, own_boot())
     finally:
         pool.stop(grace_s=1.0)
-
-
-def chat(content: Any, **fields: Any) -> dict[str, Any]:
-    return line("/v1/chat/completions", {"messages": [{"role": "user", "content": content}], **fields})
-
-
-def completion(prompt: Any, **fields: Any) -> dict[str, Any]:
-    return line("/v1/completions", {"prompt": prompt, **fields})
-
-
-def line(url: str, body: dict[str, Any]) -> dict[str, Any]:
-    return {"custom_id": orjson.dumps(body).decode(), "method": "POST", "url": url, "body": body}
 
 
 def choices_of(result: Result) -> list[dict[str, Any]]:
@@ -132,20 +78,7 @@ CHATS = [
 def reference(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What vLLM's own batch runner answers to the chats."""
     folder: Path = tmp_path_factory.mktemp("run_batch")
-    (folder / "in").write_bytes(b"\n".join(map(orjson.dumps, CHATS)))
-    done = subprocess.run(
-        [
-            sys.executable, "-m", "vllm.entrypoints.launchers.run_batch", "-i", "in", "-o", "out", "--model",
-            str(tiny_llama()), "--dtype", "float32", "--enforce-eager", "--max-model-len", str(MAX_MODEL_LEN),
-        ],
-        cwd=folder,
-        env=os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr.decode()[-4000:]
-    rows = {row["custom_id"]: row for row in map(orjson.loads, (folder / "out").read_bytes().splitlines())}
-    return [rows[record["custom_id"]] for record in CHATS]
+    return run_batch(folder, CHATS, tiny_llama(), "--max-model-len", str(MAX_MODEL_LEN))
 
 
 def test_chat_answers_are_those_of_vllms_openai_layer(engine: Ask, reference: list[dict[str, Any]]) -> None:
@@ -163,26 +96,6 @@ def test_chat_answers_are_those_of_vllms_openai_layer(engine: Ask, reference: li
         assert result.completion_tokens == body["usage"]["completion_tokens"]
 
 
-def assert_same(mine: Any, other: Any) -> None:
-    """Equal, but for fields that vLLM fills with null and OpenAI does not have, and for the rounding of logprobs, which
-    depends on what else is in the batch.
-    """
-    if isinstance(mine, dict):
-        assert not [name for name in other.keys() - mine.keys() if other[name]]
-        for name, value in mine.items():
-            assert_same(value, other[name])
-    elif isinstance(mine, list):
-        for one, another in zip(mine, other, strict=True):
-            assert_same(one, another)
-    elif mine is None:
-        # A probability of 0: JSON has no minus infinity.
-        assert other in (None, -9999.0)
-    elif isinstance(mine, float):
-        assert mine == pytest.approx(other, abs=1e-3)
-    else:
-        assert mine == other
-
-
 def test_the_chats_end_in_every_way_there_is(engine: Ask) -> None:
     choices = [choice for result in engine(CHATS) for choice in choices_of(result)]
 
@@ -195,7 +108,7 @@ BAD: list[tuple[Any, str, str | None]] = [
     (b"5", "parse.not_an_object", None),
     ({"messages": [{"role": "user", "content": "a"}]}, "parse.wrong_shape", None),
     (chat("a", max_tokens="1"), "request.invalid_parameter", "max_tokens"),
-    (chat("a", tools=[{}]), "request.unsupported_parameter", "tools"),
+    (chat("a", stream=True), "request.unsupported_parameter", "stream"),
     (
         line("/v1/chat/completions", {"messages": [{"role": "judge", "content": "a"}]}),
         "request.invalid_parameter",
@@ -311,7 +224,7 @@ def test_vllms_own_processes_end_with_the_engine(tmp_path: Path) -> None:
     """As on GPU machines, where vLLM's engine core is a process of its own."""
     pool = EnginePool(DEFAULT_COMMAND)
     try:
-        pid = pool.start(boot(), os.environ | {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"})
+        pid = pool.start(own_boot(), os.environ | {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"})
         assert ready(pool).resolved["has_core_process"]
         (result,) = ask(pool, [chat("hello", temperature=0)])
         assert result.error == ""

@@ -17,6 +17,7 @@ from worker.contract.plan import Shape
 from worker.protocol import Item
 from worker.record_errors import RecordError
 from worker.records import RecordReader
+from worker.select import Selector
 
 STAGES: list[Stage] = ["parse", "request", "length", "engine", "timeout", "validation"]
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters())
@@ -41,7 +42,14 @@ errors = st.builds(
 
 
 def writer(shape: Shape) -> LineWriter:
-    return LineWriter(shape=shape, answer_key="response", run_id="r", partition_index=3, input_uris=["s3://b/in.jsonl"])
+    return LineWriter(
+        shape=shape,
+        answer_key="response",
+        run_id="r",
+        partition_index=3,
+        input_uris=["s3://b/in.jsonl"],
+        selector=Selector(),
+    )
 
 
 def item(raw: bytes) -> Item:

@@ -173,11 +173,18 @@ def test_malformed_messages_are_refused_by_their_place(messages: Any, param: str
     assert (found.stage, found.param) == ("request", param)
 
 
-@pytest.mark.parametrize("part", ["image_url", "input_audio", "video_url", "file", "nonsense"])
-def test_content_that_is_no_text_is_refused_as_not_supported(part: str) -> None:
+@pytest.mark.parametrize("part", ["input_audio", "video_url", "file", "nonsense"])
+def test_content_that_is_neither_text_nor_image_is_refused_as_not_supported(part: str) -> None:
     found = refused(PLAIN, {"messages": [{"role": "user", "content": [{"type": part, part: {"url": "x"}}]}]})
 
     assert (found.kind, found.param) == ("request.unsupported_content", "messages[0].content[0]")
+
+
+def test_an_image_needs_a_url() -> None:
+    for part in ({}, {"image_url": 5}, {"image_url": {"url": None}}):
+        found = refused(PLAIN, {"messages": [{"role": "user", "content": [{"type": "image_url", **part}]}]})
+
+        assert (found.kind, found.param) == ("request.invalid_parameter", "messages[0].content[0].image_url")
 
 
 def test_text_parts_and_an_assistant_without_content_are_fine() -> None:
@@ -201,9 +208,30 @@ def test_a_list_that_is_not_of_token_ids_is_refused(prompt: Any) -> None:
     assert refused(PLAIN, {"prompt": prompt}).kind == "request.invalid_parameter"
 
 
-def test_several_prompts_in_one_record_are_not_supported() -> None:
-    assert refused(PLAIN, {"prompt": ["a", "b"]}).kind == "request.unsupported_parameter"
-    assert refused(PLAIN, {"prompt": [[1], [2]]}).kind == "request.unsupported_parameter"
+@pytest.mark.parametrize("prompt", [["a", "b"], [[1], [2]]])
+def test_several_prompts_in_one_record_are_kept_as_they_are(prompt: Any) -> None:
+    assert plain(prompt=prompt).body == {"prompt": prompt}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "kind", "param"),
+    [
+        (["a", ""], "length.empty_prompt", "prompt[1]"),
+        ([[1], []], "length.empty_prompt", "prompt[1]"),
+        (["a", [1]], "request.invalid_parameter", "prompt[1]"),
+        ([[1], ["a"]], "request.invalid_parameter", "prompt[1]"),
+        (["a"] * 1025, "request.invalid_parameter", "prompt"),
+    ],
+)
+def test_each_of_several_prompts_is_checked(prompt: Any, kind: str, param: str) -> None:
+    found = refused(PLAIN, {"prompt": prompt})
+
+    assert (found.kind, found.param) == (kind, param)
+
+
+def test_no_tokens_may_be_asked_for_only_with_an_echo() -> None:
+    assert refused(PLAIN, {"prompt": "a", "max_tokens": 0}).param == "max_tokens"
+    assert plain(prompt="a", max_tokens=0, echo=True).body == {"prompt": "a", "max_tokens": 0, "echo": True}
 
 
 @pytest.mark.parametrize("prompt", ["a", [1, 2]])
@@ -214,19 +242,12 @@ def test_a_list_of_one_prompt_is_that_prompt(prompt: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("tools", [{"type": "function"}]),
-        ("tool_choice", "auto"),
-        ("response_format", {"type": "json_object"}),
-        ("structured_outputs", {"regex": "a"}),
         ("guided_json", {}),
-        ("prompt_logprobs", 1),
-        ("echo", True),
         ("use_beam_search", True),
         ("best_of", 3),
         ("stream", True),
         ("stream_options", {"include_usage": True}),
         ("chat_template", "{{ x }}"),
-        ("thinking_token_budget", 5),
         ("vllm_xargs", {"a": 1}),
     ],
 )
@@ -302,7 +323,7 @@ def test_a_batch_line_needs_all_its_fields(name: str) -> None:
 
 def test_a_batch_line_for_another_method_url_or_body_type_is_refused() -> None:
     assert refused(OPENAI, batch_line({}) | {"method": "GET"}).kind == "request.unsupported_method"
-    assert refused(OPENAI, batch_line({}, "/v1/embeddings")).kind == "request.unsupported_url"
+    assert refused(OPENAI, batch_line({}, "/v1/audio/transcriptions")).kind == "request.unsupported_url"
     assert refused(OPENAI, batch_line({}) | {"url": 5}).kind == "request.unsupported_url"
     assert refused(OPENAI, batch_line("hello")).param == "body"
 
@@ -352,7 +373,7 @@ def test_a_default_of_one_endpoint_is_not_forced_on_the_other() -> None:
     [
         ({"temprature": 1}, "temprature"),
         ({"messages": HELLO}, "messages"),
-        ({"tools": [{}]}, "tools"),
+        ({"best_of": 3}, "best_of"),
         ({"temperature": "hot"}, "temperature"),
         ({"logprobs": "many"}, "logprobs"),
     ],

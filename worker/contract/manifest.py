@@ -96,6 +96,8 @@ class Manifest(Document, frozen=True, kw_only=True):
     error_counts: dict[str, int]
     """Errors by `stage.code`, such as `length.prompt_too_long`."""
     tokens: Tokens
+    other_model_count: int | None = None
+    """Records that name a model that did not answer them. None in a manifest that was rebuilt, as for `times`."""
     times: Times | None
     """None in a manifest that was rebuilt from the output: times are not in there."""
     model: str

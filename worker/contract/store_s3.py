@@ -9,7 +9,8 @@ from __future__ import annotations
 import functools
 import io
 import os
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 
@@ -28,6 +29,7 @@ from urllib3.exceptions import HTTPError
 
 from worker.contract.errors import ArrayError, ConfigError, InputError, StorageError
 from worker.contract.layout import split_s3_uri
+from worker.contract.multipart import Part, upload_parts
 from worker.contract.retry import EXPIRED_CODES, call_with_retries, error_code, http_status, is_transient
 from worker.contract.store import NotFoundError, ObjectInfo, Produce
 
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
     from mypy_boto3_s3.type_defs import ListObjectsV2OutputTypeDef
 
 PART_BYTES = 32 << 20
+PARTS_PER_SIZE = 500
+"""There may be 10,000 parts: after so many of one size they grow by `PART_BYTES`, which makes 3 TB of them."""
 READ_BUFFER_BYTES = 1 << 20
 CONNECT_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = 60.0
@@ -112,12 +116,23 @@ class S3Store:
             ),
         )
 
+    def create_from_parts(self, uri: str, parts: Callable[[], Iterable[Part]], owner: str) -> bool:
+        """Create an object of at least one part, see `upload_parts`. True if it is the caller's, as for `create`."""
+        metadata = {OWNER_KEY: owner}
+        return self._create(
+            uri, owner, lambda: upload_parts(_streaming_client(), uri, parts(), owner=metadata, is_new=True)
+        )
+
     def write(self, uri: str, content: bytes) -> None:
         bucket, key = split_s3_uri(uri)
         _named("write", uri, lambda: _client().put_object(Bucket=bucket, Key=key, Body=content))
 
     def write_stream(self, uri: str, produce: Produce) -> None:
         _named("write", uri, lambda: _upload(uri, produce, {}))
+
+    def write_from_parts(self, uri: str, parts: Callable[[], Iterable[Part]]) -> None:
+        """Write or replace an object of at least one part."""
+        _named("write", uri, lambda: upload_parts(_streaming_client(), uri, parts(), owner={}, is_new=False))
 
     def delete(self, uri: str) -> None:
         bucket, key = split_s3_uri(uri)
@@ -244,11 +259,23 @@ class _Body:
             raise OSError("the body breaks off") from error
 
 
+class _GrowingParts(smart_open.s3.MultipartWriter):  # type: ignore[misc]  # no types are shipped with it
+    def _upload_next_part(self) -> None:
+        super()._upload_next_part()
+        self._part_size = PART_BYTES * (1 + self._total_parts // PARTS_PER_SIZE)
+
+
 def _upload(uri: str, produce: Produce, client_kwargs: dict[str, dict[str, object]]) -> None:
     bucket, key = split_s3_uri(uri)
-    with _backend_errors():
-        stream = smart_open.s3.MultipartWriter(
-            bucket, key, part_size=PART_BYTES, client=_streaming_client(), client_kwargs=client_kwargs
+    # A part waits in memory, or on the disk once parts have grown.
+    with _backend_errors(), tempfile.SpooledTemporaryFile(2 * PART_BYTES) as part:
+        stream = _GrowingParts(
+            bucket,
+            key,
+            part_size=PART_BYTES,
+            client=_streaming_client(),
+            client_kwargs=client_kwargs,
+            writebuffer=part,
         )
         try:
             produce(cast("BinaryIO", stream))
