@@ -78,6 +78,7 @@ class InputFacts:
     """What pass 1 found of one input."""
 
     compression: str = "none"
+    """As `form_of` says: tables count as compressed."""
     has_bom: bool = False
     ends_with_newline: bool = True
     content_bytes: int = 0

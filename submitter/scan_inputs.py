@@ -1,31 +1,30 @@
-"""Pass 1 over all inputs: plain objects in ranges, compressed ones whole, small ones many at a time."""
+"""Pass 1 over all inputs: plain objects in ranges, compressed ones and tables whole, small ones many at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from io import BytesIO
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from submitter.blocks import BlockTable
+from submitter.id_finder import FoundId, IdFinder
+from submitter.id_hashes import Hashes, IdCollector, IdSettings
 from submitter.inputs import Input
 from submitter.lines import line_blocks, without_bom
 from submitter.processes import Processes, Report
 from submitter.reading import (
-    LOCAL_READ_BYTES,
     SMALL_AHEAD_COUNT,
     ByteRange,
     changed,
-    decompressed_pieces,
-    decompressed_stream,
     fetch,
     fetch_pieces,
     magic_range,
 )
 from submitter.scan import SHOWN_INVALID_COUNT, Counts, InvalidLine, LineScanner
 from submitter.split_tuning import SplitTuning
+from submitter.tabular import form_of, json_line_pieces
 from submitter.weight import Weigher
-from worker.contract.compression import compression_of
 from worker.contract.errors import InputError
 from worker.contract.plan import Shape
 
@@ -46,6 +45,10 @@ class ScanSettings:
     block_bytes: int
     chunk_bytes: int
     tuning: SplitTuning
+    ids: IdSettings | None = None
+    """None: ids are not compared."""
+    wanted_ids: array[int] | None = None
+    """Hashes of ids whose places are wanted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,7 @@ class _Part:
     name: str
     range: ByteRange
     compression: str | None
-    """None: small, and not looked at yet."""
+    """As `form_of` says; None: small, and not looked at yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,13 @@ class _Scanned:
     counts: Counts
     invalid_count: int
     invalid: list[InvalidLine]
+    found_ids: list[FoundId]
+
+
+@dataclass(slots=True)
+class _ScannedTask:
+    parts: list[_Scanned] = field(default_factory=list)
+    ids: Hashes | None = None
 
 
 @dataclass(slots=True)
@@ -85,18 +95,32 @@ class Scan:
     invalid_count: int
     invalid: list[tuple[str, InvalidLine]]
     """The first few, with their input's name."""
+    ids: IdCollector | None
+    """Of all records, if the settings ask for them."""
 
 
-def scan_inputs(inputs: Sequence[Input], settings: ScanSettings, processes: Processes) -> Scan:
-    """Validate and count every line.
+def scan_inputs(
+    inputs: Sequence[Input],
+    settings: ScanSettings,
+    processes: Processes,
+    on_id: Callable[[str, int, bytes], object] = lambda *_: None,
+) -> Scan:
+    """Validate and count every line. `on_id` is called with name, line and digest of ids that are wanted, in order.
 
     Raises:
         InputError: an object has changed or is damaged, or has a line too long to be held.
+        StorageError: the temporary folder cannot hold what is remembered of ids.
     """
-    scan = Scan(BlockTable(len(inputs), settings.block_bytes, settings.tuning.entry_limit), 0, [])
-    for results in processes.run(_scan, _tasks(inputs, settings)):
-        for scanned in results:
-            _add(scan, inputs[scanned.input_index].name, scanned)
+    ids = IdCollector(settings.ids) if settings.ids is not None else None
+    scan = Scan(BlockTable(len(inputs), settings.block_bytes, settings.tuning.entry_limit), 0, [], ids)
+    for scanned_task in processes.run(_scan, _tasks(inputs, settings)):
+        if ids is not None and scanned_task.ids is not None:
+            ids.add(scanned_task.ids)
+        for scanned in scanned_task.parts:
+            name, line_count = inputs[scanned.input_index].name, scan.table.inputs[scanned.input_index].line_count
+            for found in scanned.found_ids:
+                on_id(name, line_count + found.line, found.digest)
+            _add(scan, name, scanned)
     for one, facts in zip(inputs, scan.table.inputs, strict=True):
         found_bytes = facts.content_start + facts.content_bytes
         # Ranges are cut at line ends that two processes find on their own: nothing may fall between them.
@@ -150,7 +174,7 @@ def _tasks(inputs: Sequence[Input], settings: ScanSettings) -> Iterator[_ScanTas
         if is_small:
             gathered.append(_Part(index, one.name, ByteRange(one.stored, 0, size), None))
             continue
-        compression = compression_of(next(magics))
+        compression = form_of(next(magics), one.stored.uri)
         step = settings.chunk_bytes if compression == "none" else size
         for start in range(0, size, step):
             wanted = ByteRange(one.stored, start, min(start + step, size))
@@ -163,22 +187,29 @@ def _is_full(gathered: Sequence[_Part], settings: ScanSettings) -> bool:
     return len(gathered) >= _MOST_PARTS or sum(part.range.end for part in gathered) >= settings.chunk_bytes
 
 
-def _scan(task: _ScanTask, report: Report) -> list[_Scanned]:
+def _scan(task: _ScanTask, report: Report) -> _ScannedTask:
     settings = task.settings
-    weigher = Weigher(settings.shape, settings.sampling)
+    collector = IdCollector(settings.ids) if settings.ids is not None else None
+    finder = IdFinder(settings.shape, settings.sampling, settings.wanted_ids) if settings.wanted_ids else None
+    listener = collector or finder
+    weigher = Weigher(settings.shape, settings.sampling, listener.hear if listener else None)
     whole = fetch((part.range for part in task.parts if part.compression is None), SMALL_AHEAD_COUNT)
-    results = []
+    results = _ScannedTask()
     for part in task.parts:
         content = next(whole) if part.compression is None else None
-        compression = part.compression or compression_of(content or b"")
-        pieces = _pieces(part, content, compression, report)
+        compression = part.compression or form_of(content or b"", part.range.stored.uri)
+        row_problems: dict[int, str] = {}
+        pieces = _pieces(part, content, compression, report, row_problems)
         is_opening = part.range.start == 0
         has_bom, pieces = without_bom(pieces) if is_opening else (False, pieces)
         scanner = LineScanner(weigher)
         for block in line_blocks(pieces, settings.block_bytes, settings.tuning.line_limit_bytes, part.name):
+            first_line = scanner.line_count + 1
             record_count = scanner.add(block)
+            if finder is not None:
+                finder.look(block, first_line)
             report(byte_count=len(block) if compression == "none" else 0, record_count=record_count)
-        results.append(
+        results.parts.append(
             _Scanned(
                 part.input_index,
                 compression,
@@ -187,20 +218,30 @@ def _scan(task: _ScanTask, report: Report) -> list[_Scanned]:
                 scanner.ends_with_newline,
                 scanner.counts,
                 scanner.invalid_count,
-                scanner.invalid,
+                [InvalidLine(one.line, row_problems.get(one.line, one.problem)) for one in scanner.invalid],
+                finder.taken() if finder is not None else [],
             )
         )
+    if collector is not None:
+        results.ids = collector.taken()
     return results
 
 
-def _pieces(part: _Part, content: bytes | None, compression: str, report: Report) -> Iterator[bytes]:
+def _pieces(
+    part: _Part, content: bytes | None, compression: str, report: Report, problems: dict[int, str]
+) -> Iterator[bytes]:
     if compression == "none":
         return iter((content,)) if content is not None else _owned_pieces(part.range)
-    if content is None:
-        stored = part.range.stored
-        return decompressed_pieces(stored, compression, LOCAL_READ_BYTES, lambda count: report(byte_count=count))
-    report(byte_count=len(content))
-    return decompressed_stream(BytesIO(content), compression, part.name, LOCAL_READ_BYTES)
+    if content is not None:
+        report(byte_count=len(content))
+    return json_line_pieces(
+        part.range.stored,
+        compression,
+        content=content,
+        name=part.name,
+        report=lambda count: report(byte_count=count),
+        problems=problems,
+    )
 
 
 def _owned_pieces(owned: ByteRange) -> Iterator[bytes]:

@@ -1,4 +1,4 @@
-"""Pass 2 when an input is compressed: inputs are read from front to back and cut as they go by."""
+"""Pass 2 when an input is compressed or a table: inputs are read from front to back and cut as they go by."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from io import BytesIO
 from itertools import groupby
 from operator import attrgetter
 from typing import IO
@@ -23,13 +22,12 @@ from submitter.reading import (
     SMALL_AHEAD_COUNT,
     ByteRange,
     changed,
-    decompressed_pieces,
-    decompressed_stream,
     fetch,
     fetch_pieces,
     named_errors,
 )
 from submitter.scan_inputs import ScanSettings
+from submitter.tabular import json_line_pieces
 from submitter.weight import Weigher
 
 
@@ -230,9 +228,8 @@ def _pieces(one: Input, facts: InputFacts, content: bytes | None, start: int, re
         if content is None:
             return _counted(fetch_pieces(ByteRange(one.stored, start, one.stored.size_bytes)), count)
         return cut_small((content[start:],), LOCAL_READ_BYTES)
-    if content is None:
-        return _skip(decompressed_pieces(one.stored, facts.compression, LOCAL_READ_BYTES, count), start)
-    return _skip(decompressed_stream(BytesIO(content), facts.compression, one.name, LOCAL_READ_BYTES), start)
+    pieces = json_line_pieces(one.stored, facts.compression, content=content, name=one.name, report=count)
+    return _skip(pieces, start)
 
 
 def _counted(pieces: Iterable[bytes], count: Callable[[int], None]) -> Iterator[bytes]:
