@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from submitter.merge_options import MergeRequest, merge_options
 from submitter.options import (
     BatchFlags,
     RetryRequest,
@@ -161,6 +162,19 @@ def retry_failed(*, request: RetryRequest, as_json: bool) -> int:
     from submitter.retry_failed import retry_failed_run  # noqa: PLC0415
 
     return retry_failed_run(request, Output(as_json=as_json))
+
+
+@cli.command(short_help="Put the outputs of a run into one file or object.")
+@merge_options
+@json_option
+def merge(*, request: MergeRequest, as_json: bool) -> int:
+    """Write the outputs of RUN, in input order, as one file or s3:// object: JSON lines, Parquet or CSV.
+
+    RUN must be finished, unless --partial is given. What is there already is not replaced, unless --overwrite is.
+    """
+    from submitter.merge import merge_run  # noqa: PLC0415
+
+    return merge_run(request, Output(as_json=as_json))
 
 
 _AGAIN = "the same command again goes on from here"

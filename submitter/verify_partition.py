@@ -34,8 +34,9 @@ class Verdict:
     def add(self, summary: Summary) -> None:
         if summary.error:
             self.error_counts[summary.error] += 1
-            return
-        self.ok_count += 1
+        else:
+            self.ok_count += 1
+        # An answer that stands beside an error has cost its tokens, too.
         self.tokens += Tokens(
             prompt_tokens=summary.prompt_tokens,
             cached_tokens=summary.cached_tokens,

@@ -23,7 +23,8 @@ class ExitCode(IntEnum):
     """Engines kept dying and the restart budget is spent, or a worker met an error nobody thought of; another host may do
     better."""
     PLAN_EXISTS = 73
-    """The run exists already, with other inputs or settings. The submitter only."""
+    """The run exists already, with other inputs or settings; or there is something where `merge` writes. The submitter
+    only."""
     INTERRUPTED = 75
     """Interrupted, or storage gave up after its retries: the same work again is expected to succeed."""
     CONFIG = 78
