@@ -48,5 +48,5 @@ def request_maker(engine: LLMEngine, args: LayerArgs, settings: RequestSettings,
     served = engine.model_config.served_model_name
     model_name = served if isinstance(served, str) else served[0]
     if engine.model_config.runner_type == "pooling":
-        return _OfServed(engine, PoolingRequestMaker(engine, model_name, settings.on_too_long))
+        return _OfServed(engine, PoolingRequestMaker(engine, model_name, settings.on_too_long, adapters))
     return _OfServed(engine, RequestMaker(engine, OpenAILayer(engine, args), settings, adapters, model_name))

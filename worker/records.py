@@ -193,7 +193,7 @@ class RecordReader:
         if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], (str, list)):
             body["prompt"] = prompt[0]
         check_body(endpoint, body)
-        if self._settings.system is not None and "messages" in body:
+        if self._settings.system is not None and endpoint == "chat":
             body["messages"] = _with_system(body["messages"], self._settings.system)
         if endpoint == "completion" and "max_completion_tokens" in body:
             body["max_tokens"] = body.pop("max_completion_tokens")

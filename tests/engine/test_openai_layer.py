@@ -266,14 +266,13 @@ def test_an_echo_shows_the_prompt_before_the_answer(engine: Ask) -> None:
 
 
 def test_calls_of_tools_have_the_same_ids_each_time(engine: Ask) -> None:
-    record = chat("any", max_tokens=200, tools=TOOLS, tool_choice=named("weather"), temperature=0)
+    record = next(record for record in chats() if record["body"]["messages"][0]["content"] == "one of them")
 
     (first,), (again,) = engine([record]), engine([record])
 
     assert first.line == again.line
     (choice,) = body_of(first)["choices"]
     assert choice["message"]["tool_calls"][0]["id"].startswith("chatcmpl-tool-")
-    assert orjson.loads(choice["message"]["tool_calls"][0]["function"]["arguments"])["city"] in ("Oslo", "Rome")
 
 
 def test_an_unknown_parser_is_a_boot_failure_that_names_it() -> None:

@@ -104,3 +104,22 @@ def test_a_file_may_open_with_a_byte_order_mark(tmp_path: Path) -> None:
     path.write_bytes(b"\xef\xbb\xbfpartitions = 7")
 
     assert read_file(str(path), OPTIONS).values == {"partitions": 7}
+
+
+def test_flags_lists_and_adapters_may_stand_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "s.toml"
+    path.write_text('strict-model = true\nselect = ["id", "name"]\nallow-media = "h"\n[lora]\na = "s3://b/a"\n')
+
+    found = read_file(str(path), OPTIONS | {"strict_model", "select", "allow_media"})
+
+    assert found.values == {"strict_model": True, "select": ["id", "name"], "allow_media": ["h"]}
+    assert found.tables == {"lora": {"a": "s3://b/a"}}
+
+
+@pytest.mark.parametrize("line", ["strict-model = 1", "select = [1]", "allow-media = {a = 1}"])
+def test_a_flag_or_a_list_of_another_type_is_named(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "s.toml"
+    path.write_text(line)
+
+    with pytest.raises(UsageError, match=line.split(" ", maxsplit=1)[0]):
+        read_file(str(path), OPTIONS | {"strict_model", "select", "allow_media"})
