@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import islice
-from typing import TypeVar
 
 import msgspec
 
+from submitter.ahead import ahead
 from submitter.content import Content
 from submitter.failed_records import VERIFY_HINT
 from submitter.planned_run import PartitionTask
@@ -22,9 +20,6 @@ from worker.contract.store import ObjectInfo
 
 AHEAD_COUNT = 16
 """Manifests are small and far away."""
-
-Task = TypeVar("Task")
-Result = TypeVar("Result")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -68,7 +63,7 @@ def accounted(tasks: Iterable[PartitionTask]) -> Iterator[Accounted]:
         InputError: an output is not what its manifest or the plan says, or a manifest is of another plan.
         StorageError, ConfigError: storage gave no answer, or refused.
     """
-    return _ahead(_account_of, tasks)
+    return ahead(_account_of, tasks, AHEAD_COUNT)
 
 
 def not_as_planned(uri: str, what: str, expected: object, got: object) -> InputError:
@@ -121,17 +116,3 @@ def _counted(task: PartitionTask, output: ObjectInfo) -> Accounted:
 
 def no_result_line(output: ObjectInfo, number: int) -> InputError:
     return InputError(f"read output {output.uri}:{number}: it is no result line of this run", hint=VERIFY_HINT)
-
-
-def _ahead(work: Callable[[Task], Result], tasks: Iterable[Task]) -> Iterator[Result]:
-    remaining = iter(tasks)
-    under_way: deque[Future[Result]] = deque()
-    with ThreadPoolExecutor(AHEAD_COUNT) as pool:
-        try:
-            while True:
-                under_way.extend(pool.submit(work, task) for task in islice(remaining, AHEAD_COUNT - len(under_way)))
-                if not under_way:
-                    return
-                yield under_way.popleft().result()
-        finally:
-            pool.shutdown(cancel_futures=True)

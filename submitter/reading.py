@@ -7,14 +7,12 @@ from __future__ import annotations
 import io
 import lzma
 import zlib
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from itertools import islice
 from typing import BinaryIO, cast
 
+from submitter.ahead import ahead
 from worker.contract.compression import MAGIC_BYTES, decompressed
 from worker.contract.errors import InputError, StorageError
 from worker.contract.store import ObjectInfo, open_store
@@ -41,21 +39,11 @@ def fetch(wanted: Iterable[ByteRange], ahead_count: int = AHEAD_COUNT) -> Iterat
     Raises:
         InputError: an object has changed since it was listed.
     """
-    remaining = iter(wanted)
-    under_way: deque[Future[bytes] | ByteRange] = deque()
-    # A thread starts with the first submit: local reads have none.
-    with ThreadPoolExecutor(ahead_count) as pool:
-        try:
-            while True:
-                for one in islice(remaining, ahead_count - len(under_way)):
-                    is_remote = one.stored.uri.startswith("s3://")
-                    under_way.append(pool.submit(fetch_range, one) if is_remote else one)
-                if not under_way:
-                    return
-                first = under_way.popleft()
-                yield first.result() if isinstance(first, Future) else fetch_range(first)
-        finally:
-            pool.shutdown(cancel_futures=True)
+    return ahead(fetch_range, wanted, ahead_count, is_slow=_is_remote)
+
+
+def _is_remote(wanted: ByteRange) -> bool:
+    return wanted.stored.uri.startswith("s3://")
 
 
 def fetch_range(wanted: ByteRange) -> bytes:

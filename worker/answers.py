@@ -31,6 +31,9 @@ CREATED = 0
 _REFUSED = frozenset({"request", "length", "validation"})
 """Stages at which OpenAI's API would have answered 400; at the others it would have given no response."""
 
+_WRAPPED = {"SageMakerOutput": b"SageMakerInput"}
+"""By the name of the answer's field, where a value stands that is no object: as SageMaker's batch transform joins them."""
+
 _JSON_WHITESPACE = b" \t\r\n"
 
 
@@ -241,7 +244,7 @@ def _carry(raw: bytes, answer_key: str, answer: bytes, selector: Selector) -> by
         return _carry_text(raw, tail)
     if isinstance(found, dict) and answer_key not in found:
         return _join(selector.keep(raw), answer_key, answer)
-    wrapped = b'{"input":%b%b' % (raw.strip(_JSON_WHITESPACE), tail)
+    wrapped = b'{"%b":%b%b' % (_WRAPPED.get(answer_key, b"input"), raw.strip(_JSON_WHITESPACE), tail)
     # A value that is nested as deep as parsers go is, wrapped, too deep for them.
     return wrapped if _is_json(wrapped) else _carry_text(raw, tail)
 

@@ -123,17 +123,7 @@ class Checkpoint:
         start = self._results.size_bytes
         self._results.add([result.ordinal for result in results], lines, block)
         self.tally.add(results)
-        self._pending.facts += [
-            Facts(
-                result.ordinal,
-                result.error,
-                result.prompt_tokens,
-                result.cached_tokens,
-                result.completion_tokens,
-                result.names_other_model,
-            )
-            for result in results
-        ]
+        self._pending.facts += map(Facts.of, results)
         self._pending.ends += islice(accumulate((len(line) + 1 for line in lines), initial=start), 1, None)
 
     def save_if_due(self) -> None:

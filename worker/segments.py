@@ -60,6 +60,28 @@ class Facts(msgspec.Struct, frozen=True, array_like=True, gc=False):
     completion_tokens: int
     names_other_model: bool = False
 
+    @classmethod
+    def of(cls, result: Result) -> Facts:
+        return cls(
+            result.ordinal,
+            result.error,
+            result.prompt_tokens,
+            result.cached_tokens,
+            result.completion_tokens,
+            result.names_other_model,
+        )
+
+    def with_line(self, line: bytes) -> Result:
+        return Result(
+            self.ordinal,
+            self.error,
+            self.prompt_tokens,
+            self.cached_tokens,
+            self.completion_tokens,
+            line,
+            self.names_other_model,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Segment:
@@ -108,18 +130,7 @@ def decode_segment(stored: bytes, uri: str) -> Segment:
         raise InputError(f"read segment {uri}: it is damaged ({type(error).__name__})") from error
     if len(lines) != 2 * header.result_count + 1:
         raise InputError(f"read segment {uri}: {len(lines)} lines (expected {2 * header.result_count + 1})")
-    results = [
-        Result(
-            fact.ordinal,
-            fact.error,
-            fact.prompt_tokens,
-            fact.cached_tokens,
-            fact.completion_tokens,
-            line,
-            fact.names_other_model,
-        )
-        for fact, line in zip(facts, lines[1::2], strict=True)
-    ]
+    results = [fact.with_line(line) for fact, line in zip(facts, lines[1::2], strict=True)]
     return Segment(header, results)
 
 

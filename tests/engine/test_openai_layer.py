@@ -249,11 +249,12 @@ def test_several_prompts_in_one_record_give_one_answer(engine: Ask) -> None:
 
 
 def test_an_echo_shows_the_prompt_before_the_answer(engine: Ask) -> None:
-    plain, echoed, alone = engine(
+    plain, echoed, alone, likely = engine(
         [
             completion("an echo", temperature=0, max_tokens=4),
             completion("an echo", temperature=0, max_tokens=4, echo=True, logprobs=1),
             completion("an echo", temperature=0, max_tokens=0, echo=True, logprobs=1),
+            completion("an echo", temperature=0, max_tokens=2, prompt_logprobs=1),
         ]
     )
 
@@ -263,6 +264,7 @@ def test_an_echo_shows_the_prompt_before_the_answer(engine: Ask) -> None:
     assert choice["logprobs"]["token_logprobs"][0] is None
     assert prompt["text"] == "an echo"
     assert len(prompt["logprobs"]["tokens"]) == plain.prompt_tokens
+    assert len(body_of(likely)["choices"][0]["prompt_logprobs"]) == plain.prompt_tokens
 
 
 def test_calls_of_tools_have_the_same_ids_each_time(engine: Ask) -> None:

@@ -164,6 +164,12 @@ def test_json_that_is_no_object_is_carried_as_input(raw: bytes) -> None:
     assert line.startswith(b'{"input":%b,"answer":{"error":' % raw)
 
 
+def test_sagemakers_name_for_answers_goes_with_its_name_for_inputs() -> None:
+    line = writer(answer_key="SageMakerOutput").error_line(item(b"[1, 2.50]"), KILLER)
+
+    assert line.startswith(b'{"SageMakerInput":[1, 2.50],"SageMakerOutput":{"error":')
+
+
 def test_a_record_that_has_the_answers_field_is_carried_whole_and_the_field_is_not_doubled() -> None:
     raw = b'{"\\u0061nswer":1,"prompt":"a"}'
 

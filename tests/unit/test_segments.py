@@ -31,8 +31,7 @@ results = st.builds(
 
 
 def encoded(found: list[Result], identity: Identity = IDENTITY) -> bytes:
-    facts = [Facts(*msgspec.structs.astuple(result)[:-1]) for result in found]
-    return encode_segment(identity, ATTEMPT, facts, [result.line for result in found])
+    return encode_segment(identity, ATTEMPT, list(map(Facts.of, found)), [result.line for result in found])
 
 
 SOME = [Result(number, "", 3, 1, 2, b'{"n":%d,"text":"\xe2\x80\xa8"}' % number) for number in range(5)]
