@@ -19,7 +19,9 @@ demo: .venv/engine.stamp $(DEMO_MODEL)/config.json ## from prompts to answers on
 	.venv/bin/python examples/show_answers.py runs/demo
 
 test: .venv/dev.stamp ## the whole test suite, the real engine included
-	.venv/bin/python -m pytest
+	@# Side by side what waits for others; alone what measures how soon something ends, and the engines, which fill a machine.
+	.venv/bin/python -m pytest tests/unit tests/property tests/integration tests/infra -n auto --dist loadfile
+	.venv/bin/python -m pytest tests/engine tests/fault
 
 check: lint types test ## all that CI checks
 

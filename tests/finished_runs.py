@@ -81,8 +81,12 @@ def change_manifest(run_uri: str, manifest: Manifest, **changes: Any) -> None:
 def _line(writer: LineWriter, ordinal: int, record: bytes, kind: str) -> bytes:
     item = Item(ordinal, 0, 1, record)
     if not kind:
-        return writer.result_line(item, ANSWER) + b"\n"
+        return writer.result_line(item, dict(ANSWER)) + b"\n"
     stage, _, code = kind.partition(".")
+    if stage == "validation":
+        # An answer, and what is wrong with it.
+        problem = {"stage": stage, "code": code, "message": "check answer: not JSON"}
+        return writer.result_line(item, {**ANSWER, "error": problem}) + b"\n"
     return writer.error_line(item, RecordError(cast("Stage", stage), code, "do it: it failed")) + b"\n"
 
 
@@ -101,7 +105,7 @@ def _manifest(plan: Plan, index: int, output: bytes, kinds: Sequence[str]) -> Ma
         ok_count=ok_count,
         error_count=len(kinds) - ok_count,
         error_counts=dict(Counter(filter(None, kinds))),
-        tokens=sum([TOKENS] * ok_count, Tokens()),
+        tokens=sum([TOKENS for kind in kinds if not kind or kind.startswith("validation.")], Tokens()),
         times=None,
         model=plan.model,
         versions={},

@@ -42,7 +42,7 @@ _THINKERS_TEMPLATE = (
     "{% for call in message.tool_calls or [] %}{{ call.function.name }}{{ call.function.arguments }}{% endfor %}"
     "{% if not loop.last or not continue_final_message %}<|im_end|>\n{% endif %}"
     "{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{{ prefix or '' }}{% endif %}"
 )
 
 _PLAIN_TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
@@ -107,7 +107,7 @@ def tiny_thinker(cache: Path | None = None) -> Path:
     def save(folder: Path) -> None:
         _save_tiny_llama(folder, _THINKERS_TOKENS, _THINKERS_TEMPLATE)
 
-    return _built(f"tiny-thinker-{_VERSION}", save, cache)
+    return _built(f"tiny-thinker-{_VERSION}.1", save, cache)
 
 
 def tiny_embedder(cache: Path | None = None) -> Path:

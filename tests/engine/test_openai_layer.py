@@ -97,6 +97,7 @@ def chats() -> list[dict[str, Any]]:
             parallel_tool_calls=False,
             **done_thinking,
         ),
+        chat("as its template likes", temperature=0, max_tokens=3, chat_template_kwargs={"prefix": "well, "}),
         chat("likely prompts", temperature=0, max_tokens=3, prompt_logprobs=1),
         chat("its prompt", temperature=0, max_tokens=3, return_prompt_text=True),
         line(
@@ -275,6 +276,18 @@ def test_calls_of_tools_have_the_same_ids_each_time(engine: Ask) -> None:
     assert first.line == again.line
     (choice,) = body_of(first)["choices"]
     assert choice["message"]["tool_calls"][0]["id"].startswith("chatcmpl-tool-")
+
+
+def test_the_runs_model_answers_whatever_a_record_names_and_says_so(engine: Ask) -> None:
+    other, own, none = engine(
+        [
+            chat("a", max_tokens=2, **named_model)
+            for named_model in ({"model": "gpt-4"}, {"model": str(tiny_thinker())}, {})
+        ]
+    )
+
+    assert [one.names_other_model for one in (other, own, none)] == [True, False, False]
+    assert {body_of(one)["model"] for one in (other, own, none)} == {str(tiny_thinker())}
 
 
 def test_an_unknown_parser_is_a_boot_failure_that_names_it() -> None:

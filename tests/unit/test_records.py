@@ -8,6 +8,7 @@ import orjson
 import pytest
 
 from worker.contract.errors import UsageError
+from worker.contract.plan import RequestSettings
 from worker.contract.sampling import SAMPLING_FIELDS
 from worker.record_errors import RecordError
 from worker.record_fields import IGNORED, SERVED, UNSUPPORTED
@@ -387,3 +388,53 @@ def test_deep_nesting_inside_a_parameter_is_an_error_and_no_crash() -> None:
     deep = b'{"messages": [{"role": "user", "content": %b}]}' % (b"[" * 900 + b"]" * 900)
 
     assert refused(PLAIN, deep).stage == "request"
+
+
+def test_a_model_that_is_not_the_runs_is_an_error_only_if_that_is_asked_for() -> None:
+    settings = RequestSettings(strict_model=True, adapters={"adapter": "somewhere"})
+    strict = RecordReader("openai", "answer", {}, settings, {"org/model"})
+    other, own, adapter, none = (
+        batch_line({"messages": HELLO} | named)
+        for named in ({"model": "gpt-4"}, {"model": "org/model"}, {"model": "adapter"}, {})
+    )
+
+    found = refused(strict, other)
+
+    assert (found.kind, found.param) == ("request.model_mismatch", "model")
+    assert "org/model" in found.message
+    for line, model in ((own, "org/model"), (adapter, "adapter"), (none, None)):
+        assert strict.read(orjson.dumps(line)).model == model
+    assert OPENAI.read(orjson.dumps(other)).model == "gpt-4"
+
+
+def test_a_plain_records_model_is_its_owners_unless_it_is_an_adapters_name() -> None:
+    reader = RecordReader("plain", "answer", {}, RequestSettings(adapters={"adapter": "somewhere"}))
+
+    for model, expected in (("T-Ford", None), (5, None), ("adapter", "adapter")):
+        assert reader.read(orjson.dumps({"prompt": "a", "model": model})).model == expected
+
+
+def test_a_system_message_is_given_to_chats_that_have_none() -> None:
+    reader = RecordReader("plain", "answer", {}, RequestSettings(system="be brief"))
+    own = [{"role": "developer", "content": "be long"}, *HELLO]
+
+    assert reader.read(orjson.dumps({"messages": HELLO})).body["messages"] == [
+        {"role": "system", "content": "be brief"},
+        *HELLO,
+    ]
+    assert reader.read(orjson.dumps({"messages": own})).body["messages"] == own
+    assert reader.read(orjson.dumps({"prompt": "a"})).body == {"prompt": "a"}
+
+
+def test_a_template_makes_requests_of_any_objects() -> None:
+    settings = RequestSettings(template="{{ city }}?", system="be brief")
+    reader = RecordReader("template", "answer", {"max_tokens": 5}, settings)
+
+    found = reader.read(b'{"city":"Oslo","max_tokens":"mine"}')
+
+    assert found.body == {
+        "messages": [{"role": "system", "content": "be brief"}, {"role": "user", "content": "Oslo?"}],
+        "max_tokens": 5,
+    }
+    assert refused(reader, {"town": "Oslo"}).param == "city"
+    assert refused(reader, {"city": "Oslo", "answer": 1}).kind == "parse.answer_key_taken"

@@ -140,6 +140,15 @@ def test_only_some_kinds_of_errors_may_be_chosen(run_uri: str, only: tuple[str, 
     assert records_of_run(f"{run_uri}-new", new) == [FAILED[number] for number in expected]
 
 
+def test_answers_that_failed_validation_are_done_again(run_uri: str) -> None:
+    plan = write_run(run_uri, CONTENTS)
+    finish(run_uri, plan, lambda record: "validation.invalid_json" if record == RECORDS[9] else KINDS.get(record, ""))
+
+    new = planned(run_uri, only=("validation",))
+
+    assert records_of_run(f"{run_uri}-new", new) == [RECORDS[9]]
+
+
 def test_a_stage_that_there_is_not_is_wrong_usage(run_uri: str) -> None:
     with pytest.raises(UsageError, match="'lenght' is no kind of error") as caught:
         retried(run_uri, only=("lenght",))

@@ -72,7 +72,9 @@ def test_invalid_lines_are_kept_if_asked_for_and_counted(place: Place) -> None:
     )
 
 
-@pytest.mark.parametrize("content", [b"", b"\n \t\r\n", b"\xef\xbb\xbf", gzip.compress(b"", mtime=0), gzip.compress(b"\n\n", mtime=0)])
+@pytest.mark.parametrize(
+    "content", [b"", b"\n \t\r\n", b"\xef\xbb\xbf", gzip.compress(b"", mtime=0), gzip.compress(b"\n\n", mtime=0)]
+)
 @pytest.mark.parametrize("shape", [None, "plain"])
 def test_inputs_without_a_record_are_an_error(place: Place, content: bytes, shape: str | None) -> None:
     place.input.write_bytes(content)

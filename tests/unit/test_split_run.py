@@ -188,7 +188,9 @@ def test_a_split_that_another_has_overtaken_with_other_settings_writes_nothing_m
 
 @pytest.mark.parametrize(("record", "shape"), [(RECORD, "plain"), (OPENAI_RECORD, "openai")])
 def test_the_shape_is_that_of_the_first_record_that_has_one(place: Place, record: bytes, shape: str) -> None:
-    place.input.write_bytes(b"\xef\xbb\xbf\n\nnull\n" + b'{"other":1}\n' * 998 + record + RECORD + OPENAI_RECORD.replace(b'"a"', b'"b"'))
+    place.input.write_bytes(
+        b"\xef\xbb\xbf\n\nnull\n" + b'{"other":1}\n' * 998 + record + RECORD + OPENAI_RECORD.replace(b'"a"', b'"b"')
+    )
 
     assert place.split(on_invalid="keep").plan.shape == shape
 

@@ -52,6 +52,17 @@ def test_a_finished_run_adds_up(run_uri: str, compression: Compression) -> None:
     )
 
 
+def test_an_answer_that_failed_validation_is_an_error_and_its_tokens_count(run_uri: str) -> None:
+    plan = write_run(run_uri, CONTENTS, "none")
+    finish(run_uri, plan, lambda record: "validation.invalid_json" if b"record 1" in record else "")
+
+    findings = found(run_uri)
+
+    assert (findings.exit_code, findings.problems) == (ExitCode.OK, [])
+    assert (findings.ok_count, dict(findings.error_counts)) == (7, {"validation.invalid_json": 3})
+    assert findings.tokens.completion_tokens == 20
+
+
 def test_several_processes_find_the_same(run_uri: str) -> None:
     finished(run_uri, indices=[0, 1])
     path("outputs", 0)(run_uri).write_bytes(b"")
