@@ -38,6 +38,18 @@ def record_error(error: Exception) -> RecordError:
     return RecordError("request", "refused", f"prepare request: vLLM refuses it ({type(error).__name__})")
 
 
+def answer_error(error: Exception) -> RecordError:
+    """What went wrong with an answer that the engine has given."""
+    if isinstance(error, RecordError):
+        return error
+    _show(error)
+    return RecordError(
+        "engine",
+        "unreadable_answer",
+        f"read answer: {type(error).__name__} (expected one that the parsers of tools and reasoning can read)",
+    )
+
+
 _shown: set[tuple[str, int]] = set()
 
 
@@ -49,7 +61,7 @@ def _show(error: Exception) -> None:
     place = (frames[-1].filename, frames[-1].lineno or 0) if frames else ("", 0)
     if place not in _shown:
         _shown.add(place)
-        sys.stderr.write(f"record refused by {type(error).__name__}:\n{''.join(traceback.format_list(frames))}")
+        sys.stderr.write(f"record failed by {type(error).__name__}:\n{''.join(traceback.format_list(frames))}")
 
 
 def cut(message: str) -> str:

@@ -21,8 +21,10 @@ from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.outputs import RequestOutput
 from vllm.parser import Parser
+from vllm.reasoning import ReasoningParserManager
 from vllm.renderers.chat_utils import load_chat_template
 from vllm.renderers.online_renderer import OnlineRenderer
+from vllm.tool_parsers import ToolParserManager
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from worker.contract.errors import EngineBootError
@@ -41,9 +43,12 @@ class LayerArgs:
     tool_call_parser: str | None = None
     enable_auto_tool_choice: bool | None = None
     """None: if there is a parser for them."""
+    tool_parser_plugin: str | None = None
+    """A file of Python, as the worker sees it, that registers a parser."""
     tool_strict_level: str = "auto"
     exclude_tools_when_tool_choice_none: bool = False
     reasoning_parser: str = ""
+    reasoning_parser_plugin: str | None = None
     chat_template: str | None = None
     """Jinja, or a file of it as the worker sees it."""
     chat_template_content_format: str = "auto"
@@ -55,12 +60,13 @@ class LayerArgs:
 
 
 _LAYER_ARGS = frozenset(one.name for one in fields(LayerArgs))
+_SHARED_ARGS = frozenset({"reasoning_parser", "reasoning_parser_plugin"})
 
 
 def split_args(engine_args: Mapping[str, Any]) -> tuple[dict[str, Any], LayerArgs]:
-    """The engine's arguments, and this layer's. `reasoning_parser` is both: the engine waits for the reasoning's end."""
+    """The engine's arguments, and this layer's. The reasoning's parser is of both: the engine waits for the reasoning's end."""
     given = {name: value for name, value in engine_args.items() if name in _LAYER_ARGS}
-    rest = {name: value for name, value in engine_args.items() if name not in _LAYER_ARGS - {"reasoning_parser"}}
+    rest = {name: value for name, value in engine_args.items() if name not in _LAYER_ARGS - _SHARED_ARGS}
     return rest, LayerArgs(**given)
 
 
@@ -94,6 +100,10 @@ class OpenAILayer:
         )
         models: Any = SimpleNamespace()
         try:
+            if args.tool_parser_plugin:
+                ToolParserManager.import_tool_parser(args.tool_parser_plugin)
+            if args.reasoning_parser_plugin:
+                ReasoningParserManager.import_reasoning_parser(args.reasoning_parser_plugin)
             self.renderer = OnlineRenderer(engine.model_config, engine.renderer, **renderer)
             self._chat = OpenAIServingChat(
                 client,

@@ -22,7 +22,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from worker.answers import LineWriter
 from worker.engine_adapters import Adapters, local_adapters, lora_engine_args
 from worker.engine_channel import Channel
-from worker.engine_errors import record_error
+from worker.engine_errors import answer_error, record_error
 from worker.engine_makers import Maker, request_maker
 from worker.engine_openai import split_args
 from worker.engine_requests import Request, add_prompt
@@ -139,14 +139,14 @@ class Server:
                 record = self._reader.read(item.raw)
                 if not self._media.start(item, record):
                     ready.append((item, record))
-            except RecordError as problem:
-                results.append(self._failed(item, problem))
+            except Exception as error:  # noqa: BLE001  a line that nobody thought of must not cost the others
+                results.append(self._failed(item, record_error(error)))
         if self._media.count:
             # A short wait, if the engine has nothing to do meanwhile.
             for item, fetched in self._media.finished(0.0 if self._pending or ready else MEDIA_WAIT_S):
                 self._step_count += 1
-                if isinstance(fetched, RecordError):
-                    results.append(self._failed(item, fetched))
+                if isinstance(fetched, Exception):
+                    results.append(self._failed(item, record_error(fetched)))
                 else:
                     ready.append((item, fetched))
         for (item, record), request in zip(ready, self._requests.make([record for _, record in ready]), strict=True):
@@ -215,11 +215,15 @@ class Server:
         return results
 
     def _answered(self, work: _Work) -> Result:
-        item, record = work.item, work.record
         try:
-            body = work.request.answer([work.outputs[request_id] for request_id in work.request_ids])
-        except RecordError as error:
-            return self._failed(item, error)
+            return self._result(
+                work, work.request.answer([work.outputs[request_id] for request_id in work.request_ids])
+            )
+        except Exception as error:  # noqa: BLE001  parsers of other people's making read what a model has written
+            return self._failed(work.item, answer_error(error))
+
+    def _result(self, work: _Work, body: dict[str, Any]) -> Result:
+        item, record = work.item, work.record
         usage, problem = body["usage"], body.get("error")
         return Result(
             item.ordinal,

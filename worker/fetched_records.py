@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from worker.media import MediaFetcher, find_images
 from worker.protocol import Item
-from worker.record_errors import RecordError
 from worker.records import Record
 
 
@@ -35,15 +34,13 @@ class FetchedRecords:
         self._waiting[self._fetcher.start(record.body)] = item, record
         return True
 
-    def finished(self, wait_s: float) -> Iterator[tuple[Item, Record | RecordError]]:
+    def finished(self, wait_s: float) -> Iterator[tuple[Item, Record | Exception]]:
         """Those that have all they need, or never will."""
         done, _ = wait(self._waiting, wait_s, FIRST_COMPLETED)
         for future in done:
             item, record = self._waiting.pop(future)
             error = future.exception()
-            if isinstance(error, RecordError):
+            if isinstance(error, Exception):
                 yield item, error
-            elif error is not None:
-                raise error
             else:
                 yield item, replace(record, body=future.result())

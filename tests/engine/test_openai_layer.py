@@ -51,13 +51,32 @@ def engine() -> Iterator[Ask]:
         pool.stop(grace_s=1.0)
 
 
+BROKEN_PARSER = """
+from vllm.tool_parsers import ToolParser, ToolParserManager
+
+@ToolParserManager.register_module("broken")
+class Broken(ToolParser):
+    def adjust_request(self, request):
+        return request
+
+    def extract_tool_calls(self, model_output, request):
+        raise ZeroDivisionError(model_output)
+"""
+
+
 @pytest.fixture(scope="module")
-def frugal() -> Iterator[Ask]:
-    """An engine that makes what it is given fit."""
+def frugal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ask]:
+    """An engine that makes what it is given fit, and has a parser that reads nothing."""
+    plugin: Path = tmp_path_factory.mktemp("plugin") / "broken.py"
+    plugin.write_text(BROKEN_PARSER)
+    parser = {"tool_call_parser": "broken", "tool_parser_plugin": str(plugin)}
     settings = RequestSettings(on_too_long="truncate-left", max_output_tokens=MOST_OUTPUT_TOKENS)
     pool = EnginePool(DEFAULT_COMMAND)
     try:
-        yield asking(pool, boot(requests=settings, shape="openai", sampling={"max_tokens": 5}))
+        yield asking(
+            pool,
+            boot(requests=settings, shape="openai", sampling={"max_tokens": 5}, engine_args=ENGINE_ARGS | parser),
+        )
     finally:
         pool.stop(grace_s=1.0)
 
@@ -276,6 +295,14 @@ def test_calls_of_tools_have_the_same_ids_each_time(engine: Ask) -> None:
     assert first.line == again.line
     (choice,) = body_of(first)["choices"]
     assert choice["message"]["tool_calls"][0]["id"].startswith("chatcmpl-tool-")
+
+
+def test_an_answer_that_a_parser_breaks_on_is_an_error_line_and_the_engine_lives(frugal: Ask) -> None:
+    broken, fine = frugal([chat("a", max_tokens=2, tools=TOOLS), chat("a", max_tokens=2)])
+
+    assert broken.error == "engine.unreadable_answer"
+    assert "ZeroDivisionError" in orjson.loads(broken.line)["error"]["message"]
+    assert fine.error == ""
 
 
 def test_the_runs_model_answers_whatever_a_record_names_and_says_so(engine: Ask) -> None:
