@@ -25,9 +25,11 @@ class AnsweringEngine(EchoEngine):
 
     _reader: RecordReader
     _lines: LineWriter
+    _model: str
 
     def boot(self, boot: Boot) -> None:
-        self._reader = RecordReader(boot.shape, boot.answer_key, boot.sampling, boot.requests)
+        self._model = boot.model
+        self._reader = RecordReader(boot.shape, boot.answer_key, boot.sampling, boot.requests, {boot.model})
         self._lines = LineWriter.from_boot(boot)
         super().boot(boot)
 
@@ -40,7 +42,7 @@ class AnsweringEngine(EchoEngine):
         except RecordError as error:
             return Result(item.ordinal, error.kind, 0, 0, 0, self._lines.error_line(item, error))
         line = self._lines.result_line(item, _body(record.endpoint), endpoint=record.endpoint, dialect=record.dialect)
-        return Result(item.ordinal, "", 3, 0, 1, line)
+        return Result(item.ordinal, "", 3, 0, 1, line, record.model not in (None, self._model))
 
 
 def _body(endpoint: Endpoint) -> dict[str, Any]:
