@@ -19,9 +19,9 @@ demo: .venv/engine.stamp $(DEMO_MODEL)/config.json ## from prompts to answers on
 	.venv/bin/python examples/show_answers.py runs/demo
 
 test: .venv/dev.stamp ## the whole test suite, the real engine included
-	@# Side by side what waits for others; alone what measures how soon something ends, and the engines, which fill a machine.
-	.venv/bin/python -m pytest tests/unit tests/property tests/integration tests/infra -n auto --dist loadfile
-	.venv/bin/python -m pytest tests/engine tests/fault
+	@# Side by side, file by file; the engines alone, since each fills a machine.
+	.venv/bin/python -m pytest tests/unit tests/property tests/integration tests/infra tests/fault -n auto --dist loadfile
+	.venv/bin/python -m pytest tests/engine
 
 check: lint types test ## all that CI checks
 

@@ -13,11 +13,9 @@ from itertools import accumulate, islice
 from operator import attrgetter
 from typing import Any
 
-from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
-from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.outputs import CompletionOutput, RequestOutput
 
-from worker.engine_openai import OpenAILayer
+from worker.engine_openai import ChatCompletionRequest, CompletionRequest, OpenAILayer
 from worker.engine_parameters import Parameters
 from worker.record_errors import RecordError
 
@@ -35,6 +33,8 @@ class Asked:
     conversation: Sequence[Any]
     """The same as the chat template saw them."""
     prompt_texts: Sequence[str | None]
+    image_tokens: int
+    """Of the prompt's."""
     clamped_max_tokens: int | None
     """The limit, if it is less than was asked for."""
     cut_side: str | None
@@ -58,7 +58,7 @@ class AnswerMaker:
         parameters = asked.parameters
         for output in outputs:
             _check_finished(output, is_constrained=parameters.is_constrained)
-        is_rich = parameters.is_rich or len(outputs) > 1
+        is_rich = parameters.is_rich or len(outputs) > 1 or asked.image_tokens > 0
         body = self._rich(asked, outputs) if is_rich else self._plain(asked, outputs[0])
         usage = body["usage"]
         if asked.clamped_max_tokens is not None:
@@ -84,7 +84,7 @@ class AnswerMaker:
         output.outputs.sort(key=attrgetter("index"))
         # Parsers look at the calls of tools that came before.
         whole = request.model_copy(update={"messages": list(asked.messages)})
-        return self._layer.chat_response(whole, output, asked.conversation, name)
+        return self._layer.chat_response(whole, output, asked.conversation, name, asked.image_tokens)
 
     def _plain(self, asked: Asked, output: RequestOutput) -> dict[str, Any]:
         request = asked.parameters.body
@@ -99,7 +99,7 @@ class AnswerMaker:
                 else self._completion_choice(choice, request, output)
                 for choice in choices
             ],
-            "usage": usage_of(output),
+            "usage": usage_of(output, is_chat=is_chat),
         }
         if is_chat and request.return_token_ids:
             body["prompt_token_ids"] = list(output.prompt_token_ids)
@@ -203,7 +203,7 @@ def _steps(choice: CompletionOutput) -> Iterator[tuple[int, Mapping[int, Any]]]:
     return zip(choice.token_ids, choice.logprobs, strict=False)
 
 
-def usage_of(output: RequestOutput) -> dict[str, Any]:
+def usage_of(output: RequestOutput, *, is_chat: bool) -> dict[str, Any]:
     prompt_tokens = len(output.prompt_token_ids)
     completion_tokens = sum(len(choice.token_ids) for choice in output.outputs)
     usage: dict[str, Any] = {
@@ -212,5 +212,7 @@ def usage_of(output: RequestOutput) -> dict[str, Any]:
         "total_tokens": prompt_tokens + completion_tokens,
     }
     if output.num_cached_tokens is not None:
-        usage["prompt_tokens_details"] = {"cached_tokens": output.num_cached_tokens}
+        usage["prompt_tokens_details"] = details = {"cached_tokens": output.num_cached_tokens}
+        if is_chat and output.num_cache_creation_tokens is not None:
+            details["created_cache_tokens"] = output.num_cache_creation_tokens
     return usage

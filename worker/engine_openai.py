@@ -2,8 +2,9 @@
 
 What is asked of it here is what `vllm serve` asks of it: `OpenAIServingChat` and `OpenAIServingCompletion` turn what the
 engine gave into response bodies wherever more than text is to be shown (tool calls, reasoning, echoes). They are given
-the engine's configuration and renderer, and never the engine. This file and `engine_requests.py` are all that touch
-this layer, which moves between versions of vLLM; `tests/engine/test_openai_layer.py` names what broke.
+the engine's configuration and renderer, and never the engine. This file and, for embeddings and scores,
+`engine_pooling_layer.py` are all that import this layer, which moves between versions of vLLM; `tests/engine/test_vllm_names.py`
+says what is gone.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+from vllm.entrypoints.serve.utils.api_utils import get_max_tokens
 from vllm.outputs import RequestOutput
 from vllm.parser import Parser
 from vllm.reasoning import ReasoningParserManager
@@ -29,6 +31,8 @@ from vllm.v1.engine.llm_engine import LLMEngine
 
 from worker.contract.errors import EngineBootError
 from worker.record_errors import RecordError
+
+__all__ = ["ChatCompletionRequest", "CompletionRequest", "LayerArgs", "OpenAILayer", "get_max_tokens", "split_args"]
 
 UNLIKELY = -9999.0
 """What vLLM's OpenAI layer writes for a logprob of minus infinity."""
@@ -183,7 +187,12 @@ class OpenAILayer:
         return found
 
     def chat_response(
-        self, request: ChatCompletionRequest, output: RequestOutput, conversation: Sequence[Any], model_name: str
+        self,
+        request: ChatCompletionRequest,
+        output: RequestOutput,
+        conversation: Sequence[Any],
+        model_name: str,
+        image_tokens: int,
     ) -> dict[str, Any]:
         """As `vllm serve` answers, but that what is null stands in it only where this product's answers have it.
 
@@ -200,6 +209,7 @@ class OpenAILayer:
                 self._tokenizer,
                 RequestResponseMetadata(request_id=""),
                 parser=self.parser_for(request),
+                mm_token_counts={"image": image_tokens} if image_tokens else None,
             )
         )
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 import orjson
-from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
-from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.exceptions import VLLMValidationError
 from vllm.renderers import merge_kwargs
 from vllm.sampling_params import SamplingParams
@@ -18,7 +16,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 
 from worker.contract.plan import Endpoint
 from worker.engine_errors import cut
-from worker.engine_openai import OpenAILayer
+from worker.engine_openai import ChatCompletionRequest, CompletionRequest, OpenAILayer
 from worker.json_answers import JsonRule
 from worker.record_errors import RecordError
 

@@ -13,11 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from vllm.entrypoints.pooling.embed.io_processor import EmbedIOProcessor
-from vllm.entrypoints.pooling.factories import init_pooling_io_processors
-from vllm.entrypoints.pooling.scoring.io_processor import CrossEncoderIOProcessor
-from vllm.entrypoints.pooling.typing import PoolingEngineInput, PoolingServeContext
-from vllm.entrypoints.pooling.utils import enable_scoring_api
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs import tokens_input
 from vllm.renderers.chat_utils import ChatTemplateConfig
@@ -28,6 +23,14 @@ from worker.contract.plan import Endpoint, OnTooLong
 from worker.engine_adapters import Adapters
 from worker.engine_errors import record_error
 from worker.engine_pooling_answers import embedding_body, finished, rerank_body, score_body
+from worker.engine_pooling_layer import (
+    CrossEncoderIOProcessor,
+    EmbedIOProcessor,
+    PoolingEngineInput,
+    PoolingServeContext,
+    enable_scoring_api,
+    init_pooling_io_processors,
+)
 from worker.engine_pooling_pairs import BatchedCrossEncoder
 from worker.engine_pooling_parameters import ParameterCache, content_of
 from worker.engine_requests import Prompt, Request

@@ -12,9 +12,9 @@ from typing import Any
 
 import orjson
 import torch
-from vllm.entrypoints.pooling.utils import encode_pooling_output_base64, encode_pooling_output_float_or_ndarray
 from vllm.outputs import ScoringRequestOutput
 
+from worker.engine_pooling_layer import encode_pooling_output_base64, encode_pooling_output_float_or_ndarray
 from worker.record_errors import RecordError
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from vllm.entrypoints.pooling.scoring.io_processor import CrossEncoderIOProcessor
+from worker.engine_pooling_layer import CrossEncoderIOProcessor
 
 
 class BatchedCrossEncoder(CrossEncoderIOProcessor):  # type: ignore[misc]

@@ -8,10 +8,14 @@ from __future__ import annotations
 from typing import Any
 
 import orjson
-from vllm.entrypoints.pooling.embed.protocol import EmbeddingBatchChatRequest, EmbeddingCompletionRequest
-from vllm.entrypoints.pooling.scoring.protocol import RerankRequest, ScoreDataRequest
 
 from worker.contract.plan import Endpoint, OnTooLong
+from worker.engine_pooling_layer import (
+    EmbeddingBatchChatRequest,
+    EmbeddingCompletionRequest,
+    RerankRequest,
+    ScoreDataRequest,
+)
 from worker.pooling_fields import SCORE_PAIRS, conversations_of, score_pair
 from worker.record_errors import RecordError
 from worker.records import Record

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
-from vllm.entrypoints.serve.utils.api_utils import get_max_tokens
 from vllm.inputs import tokens_input
 from vllm.renderers import TokenizeParams
 from vllm.v1.engine.llm_engine import LLMEngine
@@ -23,7 +22,7 @@ from worker.contract.plan import RequestSettings
 from worker.engine_adapters import Adapters
 from worker.engine_answers import AnswerMaker, Asked
 from worker.engine_errors import record_error
-from worker.engine_openai import OpenAILayer
+from worker.engine_openai import OpenAILayer, get_max_tokens
 from worker.engine_parameters import ParameterCache, Parameters
 from worker.record_errors import RecordError
 from worker.records import Record
@@ -83,6 +82,7 @@ class _Part:
 
     text: str | None = None
     token_ids: list[int] = field(default_factory=list)
+    image_tokens: int = 0
     engine_input: Any = None
     """Of a prompt with images: their places and contents belong together, and to no other tokens."""
     is_cut: bool = False
@@ -175,7 +175,12 @@ class RequestMaker:
             tokenized["cache_salt"] = body.cache_salt
         # Not through vLLM's cache of images: a record that is refused later would leave it and the engine's out of step.
         engine_input = self._renderer.process_for_engine(tokenized, time.time(), skip_mm_cache=True)
-        return _Part(token_ids=engine_input["prompt_token_ids"], engine_input=engine_input)
+        places = engine_input["mm_placeholders"].get("image", ())
+        return _Part(
+            token_ids=engine_input["prompt_token_ids"],
+            image_tokens=sum(place.length for place in places),
+            engine_input=engine_input,
+        )
 
     def _part(self, parameters: Parameters, prompt: str | list[int]) -> _Part:
         if isinstance(prompt, list):
@@ -247,6 +252,7 @@ class RequestMaker:
             messages=record.body.get("messages", ()),
             conversation=draft.conversation,
             prompt_texts=tuple(part.text for part in draft.parts),
+            image_tokens=sum(part.image_tokens for part in draft.parts),
             clamped_max_tokens=least_max_tokens if asked is not None and least_max_tokens < asked else None,
             cut_side=self._settings.on_too_long.rpartition("-")[2] if any(p.is_cut for p in draft.parts) else None,
         )
@@ -265,8 +271,11 @@ class RequestMaker:
             raise self._too_long(f"{prompt_tokens} tokens", f"{self._max_model_len - 1} tokens")
         asked = parameters.max_tokens
         kept_tokens = self._max_model_len // _KEPT_SHARE if asked is None else asked
+        if self._settings.max_output_tokens is not None:
+            kept_tokens = min(kept_tokens, self._settings.max_output_tokens)
         limit = max(1, self._max_model_len - max(1, min(kept_tokens, self._max_model_len // 2)))
-        part.is_cut = True
+        # What is shown of a prompt is what the model saw.
+        part.is_cut, part.text = True, None
         part.token_ids = (
             part.token_ids[-limit:] if self._settings.on_too_long == "truncate-left" else part.token_ids[:limit]
         )

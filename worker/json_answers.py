@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Any, Self
 
 import orjson
 
 from worker.record_errors import RecordError
 
+_UNCHECKED = ("pattern", "patternProperties")
+"""Regexes are the engine's to enforce: Python's own can take minutes over an answer."""
 
-@dataclass(frozen=True, slots=True)
+
 class JsonRule:
     """What a record asks of its answers' content."""
 
-    schema: Any = None
-    """A JSON schema; None for any object."""
+    def __init__(self, schema: Any = None) -> None:
+        """Take a JSON schema, or None for any object."""
+        self._schema = schema
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> Self | None:
@@ -63,16 +65,17 @@ class JsonRule:
                 else f"not JSON ({error.msg})"
             )
             return RecordError("validation", "invalid_json", f"check answer: {why}")
-        if self.schema is None:
-            if isinstance(value, dict):
-                return None
-            return RecordError(
-                "validation", "schema_mismatch", "check answer: JSON of the wrong type (expected an object)"
-            )
-        return self._mismatch(value)
+        if self._schema is not None:
+            return self._mismatch(value)
+        if isinstance(value, dict):
+            return None
+        return RecordError("validation", "schema_mismatch", "check answer: JSON of the wrong type (expected an object)")
 
     def _mismatch(self, value: Any) -> RecordError | None:
-        found = _first_error(orjson.dumps(self.schema, option=orjson.OPT_SORT_KEYS), value)
+        try:
+            found = None if self._validator is None else next(self._validator.iter_errors(value), None)
+        except Exception:  # noqa: BLE001  the engine knows more of schemas than what checks here: the answer stands
+            return None
         if found is None:
             return None
         # jsonschema's own message repeats the value.
@@ -82,37 +85,38 @@ class JsonRule:
             "validation", "schema_mismatch", f"check answer: ${at[:200]} does not meet the schema's {rule[:200]}"
         )
 
+    @cached_property
+    def _validator(self) -> Any:
+        """A validator, or None for what cannot be checked: the engine has refused it, or knows more of it."""
+        from jsonschema import validators  # noqa: PLC0415  only runs that ask for JSON need it
+        from referencing import Registry  # noqa: PLC0415
+
+        try:
+            kind = validators.validator_for(self._schema, default=validators.Draft202012Validator)
+            kind.check_schema(self._schema)
+            checked = validators.extend(kind, _without_regexes(kind.VALIDATORS))
+            # An empty registry: by default a reference to another place would be fetched from there.
+            return checked(self._schema, registry=Registry())
+        except Exception:  # noqa: BLE001
+            return None
+
+
+def _without_regexes(rules: Mapping[str, Any]) -> dict[str, Any]:
+    def unchecked(*_: Any) -> Iterator[Any]:
+        return iter(())
+
+    def additional(validator: Any, wanted: Any, instance: Any, schema: Any) -> Iterator[Any]:
+        # Which properties are additional depends on patterns.
+        if "patternProperties" in schema:
+            return iter(())
+        found: Iterator[Any] = rules["additionalProperties"](validator, wanted, instance, schema)
+        return found or iter(())
+
+    return dict.fromkeys(_UNCHECKED, unchecked) | {"additionalProperties": additional}
+
 
 def _loaded(schema: str) -> Any:
     try:
         return orjson.loads(schema)
     except orjson.JSONDecodeError:
         return None
-
-
-def _first_error(schema: bytes, value: Any) -> Any:
-    from referencing.exceptions import Unresolvable  # noqa: PLC0415  only runs that ask for JSON need it
-
-    validator = _validator(schema)
-    if validator is None:
-        return None
-    try:
-        return next(validator.iter_errors(value), None)
-    except (Unresolvable, RecursionError):
-        return None
-
-
-@lru_cache(maxsize=256)
-def _validator(schema: bytes) -> Any:
-    """A validator, or None for what is no schema that can be checked: the engine has refused it, or knows more of it."""
-    from jsonschema import SchemaError, validators  # noqa: PLC0415
-    from referencing import Registry  # noqa: PLC0415
-
-    found = orjson.loads(schema)
-    try:
-        kind = validators.validator_for(found, default=validators.Draft202012Validator)
-        kind.check_schema(found)
-    except (SchemaError, RecursionError):
-        return None
-    # An empty registry: by default a reference to another place would be fetched from there.
-    return kind(found, registry=Registry())

@@ -93,7 +93,7 @@ class RecordReader:
         self._settings = settings or RequestSettings()
         self._model_names = frozenset(model_names)
         self._defaults = _defaults_by_endpoint(sampling)
-        self._known = {endpoint: known_fields(endpoint, plain=shape == "plain") for endpoint in SERVED}
+        self._known = {endpoint: known_fields(endpoint, plain=shape == "plain") | {"model"} for endpoint in SERVED}
         self._template = (
             RecordTemplate(self._settings.template, self._settings.system, self._settings.endpoint or "chat")
             if self._settings.template is not None
@@ -152,7 +152,7 @@ class RecordReader:
         known = self._known[endpoint]
         for name in fields:
             if name not in known:
-                meant = nearest(name, known)
+                meant = nearest(name[:80], known)
                 hint = f"; did you mean {meant!r}?" if meant else ""
                 raise RecordError(
                     "request", "unknown_field", f"read {name[:80]!r}: not a known parameter{hint}", name[:80]
@@ -171,7 +171,7 @@ class RecordReader:
             endpoint = "embedding"
         else:
             raise RecordError("request", "missing_field", "read line: it has neither messages nor a prompt nor input")
-        known = self._known[endpoint] | {"model"}
+        known = self._known[endpoint]
         return self._record(endpoint, _without_nulls({name: found[name] for name in found if name in known}))
 
     def _check_answer_key(self, found: Mapping[str, Any]) -> None:

@@ -21,6 +21,7 @@ import orjson
 import pytest
 
 from examples.record_answers import EXAMPLES
+from tests.engine.run_batch import assert_same, run_batch
 from tests.models import default_cache, minilm
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
@@ -40,6 +41,8 @@ LARGEST_LIMIT = 48
 """The most that a record of the examples asks for."""
 ROUNDING = 0.01
 MOST_BYTES = 30_000
+COMPARED_COUNT = 5
+"""Chats of the OpenAI example that can be answered."""
 
 
 def model_folder() -> Path:
@@ -75,6 +78,24 @@ def test_examples_are_answered_as_recorded(name: str, answers: Path) -> None:
     assert len(ids) == len(set(ids))
     for one, other in zip(recorded, found, strict=True):
         check_line(name, one, other)
+
+
+def test_answers_of_a_real_model_are_those_of_run_batch(answers: Path, tmp_path: Path) -> None:
+    lines = {line["custom_id"]: line for line in map(orjson.loads, lines_of(answers / "openai.jsonl"))}
+    records = [
+        # Any name is taken here, and the model's own there.
+        {**record, "body": {name: value for name, value in record["body"].items() if name != "model"}}
+        for record in map(orjson.loads, lines_of(FOLDER / "openai.jsonl"))
+        if record["url"] == "/v1/chat/completions"
+        and lines[record["custom_id"]]["error"] is None
+        and lines[record["custom_id"]]["response"]["status_code"] == 200
+    ]
+
+    reference = run_batch(tmp_path, records, model_folder())
+
+    assert len(records) == COMPARED_COUNT
+    for record, theirs in zip(records, reference, strict=True):
+        assert_same(lines[record["custom_id"]]["response"]["body"], theirs["response"]["body"])
 
 
 def test_nearly_all_texts_are_as_recorded(answers: Path) -> None:

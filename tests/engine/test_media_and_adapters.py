@@ -12,7 +12,12 @@ from typing import Any
 import orjson
 import pytest
 
-from tests.models import tiny_lora
+from tests.engine.boots import asking, boot, chat, completion
+from tests.engine.vllm_answers import ENGINE_ARGS, PROMPTS, QUESTION
+from tests.image_server import ImageServer, png
+from tests.models import tiny_llama, tiny_lora, tiny_vlm
+from worker.contract.plan import RequestSettings
+from worker.pool import DEFAULT_COMMAND, EnginePool
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 
@@ -66,3 +71,66 @@ def test_an_image_by_url_is_answered_as_the_same_image_in_place(answers: dict[st
     assert found["ours"]["red"]["prompt_tokens"] > found["text"]["prompt_tokens"]
     # Once each, by us: the engine is given what was fetched.
     assert found["requests"] == {"/red.png": 1, "/green.png": 1, "/blue.png": 1}
+
+
+def test_an_engine_answers_with_the_adapter_that_a_record_names(answers: dict[str, Any], folder: Path) -> None:
+    places = {name: str(folder / name) for name in ("formal", "terse")}
+    records = [
+        completion(prompt, temperature=0, max_tokens=12, model=name)
+        for prompt in PROMPTS
+        for name in ("any", "formal", "terse")
+    ]
+    pool = EnginePool(DEFAULT_COMMAND)
+    try:
+        ask = asking(pool, boot(shape="openai", engine_args=ENGINE_ARGS, requests=RequestSettings(adapters=places)))
+        results = ask(records)
+    finally:
+        pool.stop(grace_s=1.0)
+
+    for number, (record, result) in enumerate(zip(records, results, strict=True)):
+        name = record["body"]["model"]
+        body = orjson.loads(result.line)["response"]["body"]
+        assert body["model"] == (str(tiny_llama()) if name == "any" else name)
+        reference = answers["adapters"]["reference"][f"{None if name == 'any' else name} {number // 3}"]
+        assert body["choices"][0]["text"] == reference
+        assert result.names_other_model is (name == "any")
+
+
+def test_an_engine_fetches_what_a_record_names_and_nothing_that_is_not_allowed(answers: dict[str, Any]) -> None:
+    images = {"red": png(red=255), "green": png(green=255, size=40), "blue": png(blue=255)}
+    pool = EnginePool(DEFAULT_COMMAND)
+    with ImageServer({f"/{name}.png": image for name, image in images.items()}) as server:
+        urls = [server.url(f"/{name}.png") for name in images]
+        records = [
+            *(chat([QUESTION, image_of(url)], temperature=0, max_tokens=12) for url in urls),
+            chat([QUESTION, image_of("http://127.0.0.1:1/red.png")], max_tokens=2),
+            chat([QUESTION, image_of(server.url("/none.png"))], max_tokens=2),
+            chat([{**QUESTION, "image_url": urls[0]}], max_tokens=2),
+            chat("what?", temperature=0, max_tokens=12),
+        ]
+        try:
+            settings = RequestSettings(media_hosts=(server.address,))
+            ask = asking(pool, boot(model=str(tiny_vlm()), shape="openai", engine_args=ENGINE_ARGS, requests=settings))
+            *shown, forbidden, missing, hidden, text = ask(records)
+        finally:
+            pool.stop(grace_s=1.0)
+        requests = dict(server.requests)
+
+    reference = answers["images"]["reference"]
+    for name, result in zip(images, shown, strict=True):
+        body = orjson.loads(result.line)["response"]["body"]
+        assert body["choices"][0]["message"]["content"] == reference[name]["text"]
+        assert body["usage"]["prompt_tokens"] == reference[name]["prompt_tokens"]
+        image_tokens = body["usage"]["prompt_tokens_details"]["multimodal_tokens"]["image"]
+        assert 0 < image_tokens < body["usage"]["prompt_tokens"]
+    assert [one.error for one in (forbidden, missing, hidden, text)] == [
+        "request.media_not_allowed",
+        "request.media_unavailable",
+        "request.unsupported_content",
+        "",
+    ]
+    assert requests == {"/red.png": 1, "/green.png": 1, "/blue.png": 1, "/none.png": 1}
+
+
+def image_of(url: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url}}

@@ -69,7 +69,8 @@ def with_adapters(folder: Path) -> dict[str, Any]:
         )
         reference |= {f"{name} {place}": output.outputs[0].text for place, output in enumerate(outputs)}
     try:
-        Adapters({"wrong": str(folder / "wrong")}).load(llm.llm_engine)
+        # Behind the others, so that its number is one that vLLM does not know yet.
+        Adapters({**places, "wrong": str(folder / "wrong")}).load(llm.llm_engine)
         problem = ""
     except EngineBootError as error:
         problem = error.message

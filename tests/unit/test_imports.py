@@ -61,6 +61,14 @@ def test_the_engine_is_imported_in_engine_modules_alone(path: Path) -> None:
     assert [name for name in imports_of(path) if name.split(".")[0] in ENGINE_PACKAGES] == []
 
 
+def test_two_files_alone_import_vllms_openai_layer() -> None:
+    touching = [
+        path.name for path in modules("worker") if any(within(name, "vllm.entrypoints") for name in imports_of(path))
+    ]
+
+    assert touching == ["engine_openai.py", "engine_pooling_layer.py"]
+
+
 @pytest.mark.parametrize("module", ["submitter.cli", "worker.cli"])
 def test_starting_a_command_loads_no_engine(module: str) -> None:
     loaded = loaded_by(f"import {module}")
