@@ -50,7 +50,7 @@ class Failed:
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[BinaryIO]:
+def writing(path: Path, room_for: str = "all failed records, twice") -> Iterator[BinaryIO]:
     """A temporary file to write.
 
     Raises:
@@ -61,7 +61,7 @@ def writing(path: Path) -> Iterator[BinaryIO]:
             yield stream
     except OSError as error:
         raise StorageError(
-            f"write {path}: {error.strerror}", hint="set TMPDIR to a folder with room for all failed records, twice"
+            f"write {path}: {error.strerror}", hint=f"set TMPDIR to a folder with room for {room_for}"
         ) from error
 
 

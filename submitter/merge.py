@@ -47,7 +47,7 @@ def merge(request: MergeRequest, limits: PartLimits = S3_LIMITS) -> Merged:
     """Write what is asked for.
 
     Raises:
-        UsageError: the output would lie among the run's own objects.
+        UsageError: the output would lie among the run's own objects, or where its counts go.
         InputError: the run is unfinished and that is not asked for, or an output is not as planned.
         TargetExistsError: there is something already where the output or the errors go.
         StorageError, ConfigError: storage gave no answer, or refused; or the local disk is full.
@@ -65,6 +65,7 @@ def merge(request: MergeRequest, limits: PartLimits = S3_LIMITS) -> Merged:
     bedrock = None
     if run.plan.shape == "bedrock":
         bedrock = BedrockManifest.beside(request.target, run.plan.record_count, merged.account)
+        bedrock.check_apart(request.target, request.errors)
         bedrock.check_free(overwrite=request.overwrite)
         merged.bedrock_manifest_uri = bedrock.uri
     process_count = request.process_count or _process_count(outputs)

@@ -25,6 +25,8 @@ class Assembler(Protocol):
 
     def add(self, piece: Path) -> None: ...
     def close(self) -> None: ...
+    def abandon(self) -> None:
+        """Instead of `close`, where it fails: nothing more is written."""
 
 
 def assembler(stream: BinaryIO, target: Target, columns: Columns | None) -> Assembler:
@@ -62,13 +64,17 @@ class _Bytes:
 
             self._stream.write(zstd.compress(b""))
 
+    def abandon(self) -> None:
+        pass
+
 
 class _Parquet:
     def __init__(self, stream: BinaryIO, columns: Columns) -> None:
         from pyarrow import parquet  # noqa: PLC0415
 
         self._schema = arrow_schema(columns)
-        self._writer = parquet.ParquetWriter(_Sink(stream), self._schema, compression="zstd")
+        self._sink = _Sink(stream)
+        self._writer = parquet.ParquetWriter(self._sink, self._schema, compression="zstd")
         self._batches: list[pa.RecordBatch] = []
         self._row_count = self._size_bytes = 0
 
@@ -87,6 +93,11 @@ class _Parquet:
         self._flush()
         self._writer.close()
 
+    def abandon(self) -> None:
+        # A writer that is left open writes an end when it is collected.
+        self._sink.is_abandoned = True
+        self._writer.close()
+
     def _flush(self) -> None:
         import pyarrow as pa  # noqa: PLC0415
 
@@ -100,6 +111,7 @@ class _Sink:
     """What Arrow needs of a file to write; it must not close what is committed later."""
 
     closed = False
+    is_abandoned = False
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
@@ -119,7 +131,8 @@ class _Sink:
 
     def write(self, content: Any) -> int:
         with memoryview(content) as view:
-            self._stream.write(bytes(view))
+            if not self.is_abandoned:
+                self._stream.write(bytes(view))
             self._position += view.nbytes
             return view.nbytes
 

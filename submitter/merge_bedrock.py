@@ -8,6 +8,7 @@ import orjson
 
 from submitter.merge_accounts import Account
 from submitter.merge_target import Target, TargetExistsError
+from worker.contract.errors import UsageError
 from worker.contract.store import NotFoundError, open_store
 
 NAME = "manifest.json.out"
@@ -31,6 +32,17 @@ class BedrockManifest:
         }
         folder = target.uri.rpartition("/")[0]
         return cls(f"{folder}/{NAME}", orjson.dumps(counts))
+
+    def check_apart(self, *others: Target | None) -> None:
+        """See that nothing else is to be written there.
+
+        Raises:
+            UsageError: something is.
+        """
+        if any(other is not None and other.uri == self.uri for other in others):
+            raise UsageError(
+                f"write {self.uri}: the counts of a run of Bedrock's shape go there (expected another name)"
+            )
 
     def check_free(self, *, overwrite: bool) -> None:
         """See that it can be written: nothing is there, or the same.

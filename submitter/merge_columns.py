@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
 from enum import IntFlag
 from typing import Literal
 
 import msgspec
 
 from submitter.content import Content
-from submitter.json_path import Selection
+from submitter.json_path import JsonPath, Names, Selection
 from submitter.merge_accounts import no_result_line
 from submitter.merge_answers import ANSWER_COLUMNS, NAME_FIELDS, own_fields
 from submitter.planned_run import PartitionTask
@@ -63,7 +64,7 @@ class Columns:
     answer: tuple[str, ...]
     """Names of the answer's columns; none where a selection says what is kept."""
     schema: bytes | None = None
-    """The Arrow schema of the inputs, for the fields that it names."""
+    """Of the inputs' Arrow schema, the fields that may be among the own."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -126,6 +127,20 @@ def name_columns(shape: Shape) -> dict[str, Seen] | None:
     return None if name is None else {name: Seen.STRING}
 
 
+def record_fields(select: tuple[str, ...], shape: Shape, answer_key: str, own: Iterable[str]) -> frozenset[str]:
+    """Which of the own columns are fields of the records themselves, whole."""
+    paths = Selection.parse(select).paths
+    found = {key for path in paths if _is_of_fields(path) for key in path.keys} if paths else set(own)
+    name = NAME_FIELDS.get(shape)
+    return frozenset(found - {answer_key} if name is None else found & {name})
+
+
+def _is_of_fields(path: JsonPath) -> bool:
+    if path.choice is None:
+        return len(path.steps) == 1
+    return isinstance(path.choice, Names) and not path.steps
+
+
 def answer_columns(own: Iterable[str], answer_key: str) -> tuple[str, ...]:
     """Names of the answer's columns that no field of the user's has."""
     taken = set(own)
@@ -153,11 +168,23 @@ def seen_in(value: bytes) -> Seen:
 
 def _seen_in_number(value: bytes) -> Seen:
     if any(mark in value for mark in b".eE"):
-        return Seen.FLOAT if math.isfinite(float(value)) else Seen.OTHER
+        return Seen.FLOAT if _is_double(value) else Seen.OTHER
     number = int(value) if len(value) <= _LONGEST_INT64 else _INT64_MOST + 1
     if abs(number) <= _EXACT_IN_DOUBLE:
         return Seen.INT
     return Seen.LARGE_INT if -_INT64_MOST - 1 <= number <= _INT64_MOST else Seen.OTHER
+
+
+def _is_double(value: bytes) -> bool:
+    """Whether a double has all of its digits."""
+    number = float(value)
+    if not math.isfinite(number):
+        return False
+    shown = repr(number)
+    try:
+        return value == shown.encode() or Decimal(value.decode()) == Decimal(shown)
+    except InvalidOperation:
+        return False
 
 
 def _free_name(name: str, answer_key: str, taken: set[str]) -> str:

@@ -11,6 +11,7 @@ from typing import BinaryIO, Protocol
 import msgspec
 
 from submitter.content import Content
+from submitter.failed_records import writing
 from submitter.json_path import Selection
 from submitter.merge_accounts import no_result_line, not_as_planned
 from submitter.merge_columns import Columns
@@ -18,11 +19,11 @@ from submitter.merge_target import Target
 from submitter.planned_run import PartitionTask
 from submitter.processes import Report
 from worker.contract.compression import compressed
-from worker.contract.errors import StorageError
 from worker.contract.layout import partition_name
 from worker.contract.output_line import Summary, summarize_line
 
 BLOCK_BYTES = 256 << 10
+ROOM_FOR = "some partitions, and for all error lines where they go apart"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,25 +86,8 @@ def make_piece(task: PieceTask, report: Report) -> Piece:
 
 
 @contextmanager
-def written(path: Path) -> Iterator[BinaryIO]:
-    """A temporary file to write.
-
-    Raises:
-        StorageError: the local disk cannot hold it.
-    """
-    try:
-        with path.open("wb") as stream:
-            yield stream
-    except OSError as error:
-        raise StorageError(
-            f"write {path}: {error.strerror}",
-            hint="set TMPDIR to a folder with room for some partitions, and for all error lines where they go apart",
-        ) from error
-
-
-@contextmanager
 def _open(path: Path, target: Target, columns: Columns | None, selection: Selection) -> Iterator[PieceWriter]:
-    with written(path) as stream:
+    with writing(path, ROOM_FOR) as stream:
         writer = _writer(stream, target, columns, selection)
         yield writer
         writer.close()

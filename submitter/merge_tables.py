@@ -176,6 +176,8 @@ def _value_of(raw: bytes, kind: Type) -> Any:
             return float(raw)
         case "json":
             return raw.decode()
+        case "string":
+            return _text_of(raw)
     return orjson.loads(raw)
 
 

@@ -9,11 +9,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Literal
 
+from submitter.failed_records import writing
 from submitter.merge_accounts import Account, Source, not_as_planned
 from submitter.merge_assemble import PIECE_BYTES, Assembler, assembler
-from submitter.merge_columns import Columns, LookTask, added_up, answer_columns, look_at, name_columns, type_of
+from submitter.merge_columns import (
+    Columns,
+    LookTask,
+    added_up,
+    answer_columns,
+    look_at,
+    name_columns,
+    record_fields,
+    type_of,
+)
 from submitter.merge_parts import PartLimits, as_uploaded, plan_parts
-from submitter.merge_pieces import Piece, PieceTask, make_piece, written
+from submitter.merge_pieces import ROOM_FOR, Piece, PieceTask, make_piece
 from submitter.merge_target import Target
 from submitter.planned_run import Outputs, PlannedRun
 from submitter.processes import Processes
@@ -24,6 +34,8 @@ from worker.contract.formats import Checksum
 from worker.contract.store import Store, open_store
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from submitter.merge_options import MergeRequest
     from worker.contract.multipart import Part
 
@@ -132,12 +144,23 @@ class Writing:
                 self._end(None)
                 return
             spool = folder / "errors"
-            with written(spool) as spooled:
+            with writing(spool, ROOM_FOR) as spooled:
                 errors = assembler(spooled, request.errors, self.error_columns)
                 self._assemble(folder, results, errors)
             self._end(spool)
 
     def _assemble(self, folder: Path, results: Assembler, errors: Assembler | None) -> None:
+        assemblers = [one for one in (results, errors) if one is not None]
+        try:
+            self._add_pieces(folder, results, errors)
+            for one in assemblers:
+                one.close()
+        except BaseException:
+            for one in assemblers:
+                one.abandon()
+            raise
+
+    def _add_pieces(self, folder: Path, results: Assembler, errors: Assembler | None) -> None:
         tasks = (
             PieceTask(
                 partition=self.run.task(source.index, self.outputs),
@@ -157,9 +180,6 @@ class Writing:
         ):
             for piece in processes.run(make_piece, tasks):
                 _add(piece, results, errors)
-        results.close()
-        if errors is not None:
-            errors.close()
 
     def _end(self, spool: Path | None) -> None:
         """Commit what is to be there before the output is."""
@@ -197,12 +217,16 @@ def columns_for(
         answer_key=plan.answer_key,
         own=tuple((name, type_of(seen)) for name, seen in own.items()),
         answer=() if select else answer_columns(own, plan.answer_key),
-        schema=_input_schema(run) if target.form == "parquet" else None,
+        schema=_input_schema(run, record_fields(select, plan.shape, plan.answer_key, own))
+        if target.form == "parquet"
+        else None,
     )
 
 
-def _input_schema(run: PlannedRun) -> bytes | None:
-    """The schema that all inputs have, if they are Parquet and can still be read."""
+def _input_schema(run: PlannedRun, names: frozenset[str]) -> bytes | None:
+    """These fields of the schema that all inputs have, if they are Parquet and can still be read."""
+    if not names:
+        return None
     from submitter.tabular import schema_of  # noqa: PLC0415
 
     found: bytes | None = None
@@ -211,11 +235,17 @@ def _input_schema(run: PlannedRun) -> bytes | None:
             schema = schema_of(one.uri, one.etag)
         except (InputError, ConfigError):
             return None
-        stored = None if schema is None else bytes(schema.remove_metadata().serialize())
+        stored = None if schema is None else _serialized(schema, names)
         if stored is None or found not in (None, stored):
             return None
         found = stored
     return found
+
+
+def _serialized(schema: pa.Schema, names: frozenset[str]) -> bytes:
+    import pyarrow as pa  # noqa: PLC0415
+
+    return bytes(pa.schema([field for field in schema if field.name in names]).serialize())
 
 
 class _Counter:

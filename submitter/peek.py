@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ from submitter.tabular import form_of, is_text_table, json_line_pieces
 from submitter.weight import Weigher
 from worker.contract.errors import InputError
 from worker.contract.plan import Shape
-from worker.contract.sampling import SAMPLING_FIELDS
+from worker.contract.sampling import SAMPLING_FIELDS, TEXT_PARAMETERS, plain_parameters
 from worker.contract.shape import detect_shape
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 PEEKED_RECORD_COUNT = 1_000
 _PEEK_BYTES = 256 << 10
 _MISSPELT_LIKENESS = 0.85
-_TEXT_PARAMETERS = frozenset({"cache_salt", "reasoning_effort", "stop", "tool_choice", "truncation_side"})
 # Names alone: a line's values may take four times its size.
 _decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
@@ -79,11 +78,13 @@ def first_plain_records_notes(inputs: Sequence[Input], answer_key: str, line_lim
     """
     unknown: dict[str, str] = {}
     for name, number, line in islice(_records(inputs, line_limit_bytes), PEEKED_RECORD_COUNT):
-        fields = _field_names(line)
-        _check_answer_key(answer_key, fields, f"{name}:{number}")
-        _check_text_parameters(fields, name)
-        for field in fields - SAMPLING_FIELDS:
-            close = difflib.get_close_matches(field, SAMPLING_FIELDS, n=1, cutoff=_MISSPELT_LIKENESS)
+        fields = _fields(line)
+        _check_answer_key(answer_key, fields.keys(), f"{name}:{number}")
+        given = {field for field, value in fields.items() if bytes(value).strip() != b"null"}
+        parameters = plain_parameters(given)
+        _check_text_parameters(given & parameters, name)
+        for field in fields.keys() - SAMPLING_FIELDS:
+            close = difflib.get_close_matches(field, parameters, n=1, cutoff=_MISSPELT_LIKENESS)
             if close and field not in unknown:
                 unknown[field] = f"{field!r} is no parameter and comes back as it is: did you mean {close[0]!r}?"
     return list(unknown.values())
@@ -130,7 +131,7 @@ def selected_fields_notes(inputs: Sequence[Input], selected: Sequence[str], line
     return notes
 
 
-def _check_answer_key(answer_key: str, fields: frozenset[str], where: str) -> None:
+def _check_answer_key(answer_key: str, fields: Collection[str], where: str) -> None:
     if answer_key in fields:
         raise InputError(
             f"split inputs: the record at {where} has a field {answer_key!r}, where its answer goes",
@@ -138,8 +139,8 @@ def _check_answer_key(answer_key: str, fields: frozenset[str], where: str) -> No
         )
 
 
-def _check_text_parameters(fields: frozenset[str], name: str) -> None:
-    if is_text_table(name) and (spoiled := fields & SAMPLING_FIELDS - _TEXT_PARAMETERS):
+def _check_text_parameters(parameters: set[str], name: str) -> None:
+    if is_text_table(name) and (spoiled := parameters - TEXT_PARAMETERS):
         raise InputError(
             f"split inputs: the column {min(spoiled)!r} of {name} is a parameter, and all values of such files are text",
             hint="give it to all records by --sampling, rename the column, or bring JSON lines or Parquet",
@@ -147,10 +148,14 @@ def _check_text_parameters(fields: frozenset[str], name: str) -> None:
 
 
 def _field_names(line: bytes) -> frozenset[str]:
+    return frozenset(_fields(line))
+
+
+def _fields(line: bytes) -> dict[str, msgspec.Raw]:
     try:
-        return frozenset(_decode_fields(line))
+        return _decode_fields(line)
     except (msgspec.MsgspecError, RecursionError):
-        return frozenset()
+        return {}
 
 
 def no_records() -> EmptyInputError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -94,6 +95,7 @@ values = st.one_of(
     st.text(max_size=2),
     st.just([1]),
 )
+fractions = st.from_regex(r"-?(0|[1-9][0-9]{0,24})(\.[0-9]{1,24})?([eE][-+]?[0-9]{1,24})?", fullmatch=True)
 
 
 @given(st.lists(st.lists(values, max_size=4), min_size=1, max_size=4))
@@ -117,6 +119,15 @@ def test_the_type_of_a_column_holds_every_value_exactly(partitions: list[list[An
                 assert float(raw) == json.loads(raw)
             case "string":
                 assert isinstance(json.loads(raw), str)
+
+
+@given(st.lists(fractions, min_size=1, max_size=4))
+def test_a_column_of_doubles_has_every_digit_that_was_written(numbers: list[str]) -> None:
+    kind = type_of(_seen([number.encode() for number in numbers]))
+
+    assert kind in ("int64", "double", "json")
+    if kind == "double":
+        assert all(Decimal(repr(float(number))) == Decimal(number) for number in numbers)
 
 
 def _seen(raws: list[bytes]) -> Seen:

@@ -271,6 +271,16 @@ def test_places_that_no_output_can_have_are_refused(
         merge(MergeRequest(run_uri=str(tmp_path / "run"), target=Target.of(output, "--output", None)))
 
 
+@pytest.mark.parametrize(("name", "errors"), [("manifest.json.out", None), ("out.jsonl", "manifest.json.out")])
+def test_nothing_else_can_go_where_bedrocks_counts_go(run_uri: str, out: Path, name: str, errors: str | None) -> None:
+    finished(run_uri, contents=[b'{"modelInput":{}}\n'], shape="bedrock")
+
+    with pytest.raises(UsageError, match=r"manifest.json.out: the counts .* go there"):
+        merged(run_uri, out.with_name(name), out.with_name(errors) if errors else None, overwrite=True)
+
+    assert not out.parent.exists()
+
+
 def test_a_merged_file_may_lie_in_the_folder_of_its_run(run_uri: str) -> None:
     plan = finished(run_uri)
 

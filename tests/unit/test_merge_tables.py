@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import gc
 import json
 import sys
 from decimal import Decimal
@@ -19,7 +20,7 @@ from submitter.merge_options import MergeRequest
 from submitter.merge_target import Target
 from tests.finished_runs import finish
 from tests.worker_runs import lines, write_run
-from worker.contract.errors import ConfigError
+from worker.contract.errors import ConfigError, InputError
 from worker.contract.plan import InputObject
 from worker.contract.store import open_store
 
@@ -77,7 +78,9 @@ def merged(run_uri: str, out: Path, errors: Path | None = None, **more: Any) -> 
 
 
 def finished(run_uri: str, contents: list[bytes], **changes: Any) -> None:
-    finish(run_uri, write_run(run_uri, contents, **changes), kind_of)
+    # Nothing is asked of S3: inputs that are none are looked for here.
+    gone = InputObject(uri=f"{run_uri}.jsonl", size_bytes=1, etag="1")
+    finish(run_uri, write_run(run_uri, contents, **{"inputs": (gone,), **changes}), kind_of)
 
 
 @pytest.mark.parametrize("process_count", [1, 2])
@@ -141,6 +144,47 @@ def test_openai_lines_and_selected_paths_are_columns_too(run_uri: str, tmp_path:
     assert chosen.to_pylist() == [{"custom_id": f"r{n}", "status_code": 200} for n in range(2)]
 
 
+@pytest.mark.parametrize(
+    ("shape", "record", "name"),
+    [
+        ("openai", b'{"custom_id":%b,"url":"u","body":{}}', "custom_id"),
+        ("bedrock", b'{"recordId":%b,"modelInput":{}}', "recordId"),
+    ],
+)
+def test_names_that_are_no_text_are_written_as_they_stand(
+    run_uri: str, tmp_path: Path, shape: Any, record: bytes, name: str
+) -> None:
+    names = [b'"r\\u0030"', b"7", b"%d" % BIG, b'{"a":[1.10]}']
+    finished(run_uri, [lines([record % one for one in names])], shape=shape)
+
+    table = merged(run_uri, tmp_path / "out.parquet")
+
+    assert table.column(name).to_pylist() == ["r0", "7", str(BIG), '{"a":[1.10]}']
+
+
+@pytest.mark.parametrize(
+    ("numbers", "expected"),
+    [
+        (["0.1", "1.10", "-0.0", "1e3", "2", "1E-7", "100000000000000000000.0"], "double"),
+        (["0.1234567890123456789"], "string"),
+        (["0.5", "1.00000000000000000001"], "string"),
+        (["1e-400"], "string"),
+        (["0.5", "0e-99999999999999999999"], "string"),
+        (["9007199254740993.0"], "string"),
+    ],
+)
+def test_fractions_are_doubles_only_where_no_digit_is_lost(
+    run_uri: str, tmp_path: Path, numbers: list[str], expected: str
+) -> None:
+    finished(run_uri, [lines([b'{"x":%b}' % number.encode() for number in numbers])])
+
+    column = merged(run_uri, tmp_path / "out.parquet").column("x")
+
+    assert str(column.type) == expected
+    wanted = numbers if expected == "string" else [float(number) for number in numbers]
+    assert column.to_pylist() == wanted
+
+
 def test_a_run_of_no_records_is_an_empty_table(run_uri: str, tmp_path: Path) -> None:
     finished(run_uri, [b"", b"\n"])
 
@@ -175,13 +219,8 @@ def test_columns_of_a_parquet_input_keep_their_types(run_uri: str, tmp_path: Pat
         }
         for number in range(3)
     ]
-    source = tmp_path / "in.parquet"
-    parquet.write_table(pa.Table.from_pylist(rows, schema), source)
-    stored = open_store(str(source)).head(str(source))
-    assert stored is not None
-    named = InputObject(uri=stored.uri, size_bytes=stored.size_bytes, etag=stored.etag)
     content = to_json_lines(pa.RecordBatch.from_pylist(rows, schema))
-    finished(run_uri, [content], inputs=(named,))
+    finished(run_uri, [content], inputs=(stored_as(tmp_path, rows, schema),))
 
     table = merged(run_uri, tmp_path / "out.parquet")
 
@@ -189,9 +228,72 @@ def test_columns_of_a_parquet_input_keep_their_types(run_uri: str, tmp_path: Pat
     flat = [field for field in schema if field.name != "tags"]
     assert [table.schema.field(field.name).type for field in flat] == [field.type for field in flat]
     assert table.schema.field("tags").type.value_type == pa.string()
-    source.unlink()
+    (tmp_path / "in.parquet").unlink()
     inferred = merged(run_uri, tmp_path / "again.parquet")
     assert inferred.column("price").to_pylist() == ["1.10"] * 3
+
+
+def test_selected_paths_have_an_inputs_types_only_where_they_are_its_columns(run_uri: str, tmp_path: Path) -> None:
+    nested = pa.struct([("price", pa.decimal128(10, 2))])
+    schema = pa.schema([("id", pa.int8()), ("price", pa.decimal128(10, 2)), ("nested", nested), ("usage", pa.int64())])
+    rows = [{"id": 1, "price": Decimal("1.10"), "nested": {"price": Decimal("2.20")}, "usage": 3}]
+    finished(
+        run_uri, [to_json_lines(pa.RecordBatch.from_pylist(rows, schema))], inputs=(stored_as(tmp_path, rows, schema),)
+    )
+
+    whole = merged(run_uri, tmp_path / "whole.parquet", select=("$.id", "$['price','usage']"))
+    parts = merged(
+        run_uri, tmp_path / "parts.parquet", select=("$.answer['usage']", "$.nested.price", "$.answer.object")
+    )
+    named = merged(
+        run_uri, tmp_path / "named.parquet", select=("$['answer']['usage']['prompt_tokens','id']", "$.price")
+    )
+
+    assert whole.schema == pa.schema([schema.field(name) for name in ("id", "price", "usage")])
+    assert whole.to_pylist() == [{"id": 1, "price": Decimal("1.10"), "usage": 3}]
+    (row,) = parts.to_pylist()
+    assert orjson.loads(row["usage"])["prompt_tokens"] == 3
+    assert (row["price"], row["object"]) == ("2.20", "chat.completion")
+    assert named.to_pylist() == [{"prompt_tokens": 3, "price": Decimal("1.10")}]
+
+
+def test_a_result_lines_own_fields_have_no_type_of_an_input(run_uri: str, tmp_path: Path) -> None:
+    schema = pa.schema([("custom_id", pa.int16()), ("id", pa.int64()), ("url", pa.string())])
+    rows = [{"custom_id": 7, "id": 5, "url": "u"}]
+    content = to_json_lines(pa.RecordBatch.from_pylist(rows, schema))
+    finished(run_uri, [content], shape="openai", inputs=(stored_as(tmp_path, rows, schema),))
+
+    table = merged(run_uri, tmp_path / "out.parquet", select=("$['custom_id','id']",))
+
+    assert table.schema.field("custom_id").type == pa.int16()
+    (row,) = table.to_pylist()
+    assert row["custom_id"] == 7
+    assert row["id"].startswith("batch_req_")
+
+
+def stored_as(folder: Path, rows: list[dict[str, Any]], schema: Any) -> InputObject:
+    source = folder / "in.parquet"
+    parquet.write_table(pa.Table.from_pylist(rows, schema), source)
+    stored = open_store(str(source)).head(str(source))
+    assert stored is not None
+    return InputObject(uri=stored.uri, size_bytes=stored.size_bytes, etag=stored.etag)
+
+
+def test_a_merge_that_fails_leaves_no_writer_that_complains(
+    run_uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finished(run_uri, [lines([b'{"n":1}']), lines([b'{"n":2}'])])
+    output = Path(run_uri, "outputs", "part-00001-of-00002.jsonl")
+    output.write_bytes(output.read_bytes().replace(b'"n":2', b'"n":3'))
+    complaints: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", complaints.append)
+
+    with pytest.raises(InputError, match="checksum"):
+        merged(run_uri, tmp_path / "out.parquet", tmp_path / "errors.parquet")
+
+    gc.collect()
+    assert [complaint.exc_value for complaint in complaints] == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
 
 
 def test_without_pyarrow_it_says_what_to_install(run_uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
