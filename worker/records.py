@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from worker.bedrock_requests import Dialect, translate
+from worker.bedrock_requests import NOT_FOR_DIALECTS, Dialect, translate
 from worker.bodies import PARAMETERS, SERVED, check_body, is_known_anywhere, known_fields, refuse_unsupported
 from worker.contract.errors import UsageError
 from worker.contract.plan import Endpoint, RequestSettings, Shape
@@ -188,7 +188,7 @@ class RecordReader:
         model = self._model(fields)
         served = SERVED[endpoint]
         body = {name: value for name, value in fields.items() if name in served}
-        _fill_in(body, self._defaults[endpoint])
+        _fill_in(body, self._defaults[endpoint], NOT_FOR_DIALECTS if dialect != "openai" else ())
         prompt = body.get("prompt")
         if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], (str, list)):
             body["prompt"] = prompt[0]
@@ -223,10 +223,10 @@ def _with_system(messages: list[dict[str, Any]], system: str) -> list[dict[str, 
     return [{"role": "system", "content": system}, *messages]
 
 
-def _fill_in(body: dict[str, Any], defaults: Mapping[str, Any]) -> None:
+def _fill_in(body: dict[str, Any], defaults: Mapping[str, Any], but: Collection[str]) -> None:
     limited = any(name in body for name in _TOKEN_LIMITS)
     for name, value in defaults.items():
-        if name not in body and not (limited and name in _TOKEN_LIMITS):
+        if name not in body and name not in but and not (limited and name in _TOKEN_LIMITS):
             body[name] = value
 
 

@@ -46,7 +46,11 @@ CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_
 def engine() -> Iterator[Ask]:
     pool = EnginePool(DEFAULT_COMMAND)
     try:
-        yield asking(pool, boot(model=str(tiny_thinker()), engine_args=ENGINE_ARGS | PARSERS, shape="openai"))
+        settings = RequestSettings(on_too_long="truncate-right")
+        yield asking(
+            pool,
+            boot(model=str(tiny_thinker()), engine_args=ENGINE_ARGS | PARSERS, shape="openai", requests=settings),
+        )
     finally:
         pool.stop(grace_s=1.0)
 
@@ -326,6 +330,21 @@ def test_an_unknown_parser_is_a_boot_failure_that_names_it() -> None:
         pool.stop(grace_s=1.0)
 
 
+def test_a_prompt_that_is_cut_on_the_right_keeps_its_beginning(engine: Ask) -> None:
+    start = "how it begins "
+    cut, short = engine(
+        [
+            completion(start + "word " * 600, temperature=0, max_tokens=20, return_token_ids=True, echo=True),
+            completion(start, temperature=0, max_tokens=1, return_token_ids=True),
+        ]
+    )
+
+    shown, beginning = (body_of(one)["choices"][0]["prompt_token_ids"] for one in (cut, short))
+    assert len(shown) == ENGINE_ARGS["max_model_len"] - 20
+    assert shown[: len(beginning) - 1] == beginning[:-1]
+    assert body_of(cut)["usage"]["prompt_cut"] == "right"
+
+
 def test_prompts_and_limits_are_made_to_fit_if_that_is_asked_for(frugal: Ask) -> None:
     cut, kept, long, free = frugal(
         [
@@ -337,7 +356,8 @@ def test_prompts_and_limits_are_made_to_fit_if_that_is_asked_for(frugal: Ask) ->
     )
 
     assert [one.error for one in (cut, kept, long, free)] == [""] * 4
-    assert cut.prompt_tokens == ENGINE_ARGS["max_model_len"] - 220
+    # Room for what an answer may have, not for what the record would like.
+    assert cut.prompt_tokens == ENGINE_ARGS["max_model_len"] - MOST_OUTPUT_TOKENS
     assert body_of(cut)["usage"]["prompt_cut"] == "left"
     assert body_of(cut)["usage"]["clamped_max_tokens"] == MOST_OUTPUT_TOKENS
     assert not {"prompt_cut", "clamped_max_tokens"} & body_of(kept)["usage"].keys()

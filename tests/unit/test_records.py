@@ -439,3 +439,14 @@ def test_a_template_makes_requests_of_any_objects() -> None:
     }
     assert refused(reader, {"town": "Oslo"}).param == "city"
     assert refused(reader, {"city": "Oslo", "answer": 1}).kind == "parse.answer_key_taken"
+
+
+def test_defaults_that_a_dialect_has_no_place_for_are_left_out() -> None:
+    reader = RecordReader("bedrock", "answer", {"n": 2, "logprobs": True, "seed": 7})
+    body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 3}
+
+    anthropic = reader.read(orjson.dumps({"modelInput": {"anthropic_version": "bedrock-2023-05-31", **body}}))
+    openai = reader.read(orjson.dumps({"modelInput": body}))
+
+    assert (anthropic.body.get("n"), anthropic.body.get("logprobs"), anthropic.body["seed"]) == (None, None, 7)
+    assert (openai.body["n"], openai.body["logprobs"], openai.body["seed"]) == (2, True, 7)
