@@ -42,7 +42,16 @@ EXAMPLES = {
     "template": Example(
         ("rows.jsonl",),
         (
-            *("--template", "examples/template.jinja", "--system", "You are terse.", "--select", "$['id','stars']"),
+            *(
+                "--template",
+                "examples/template.jinja",
+                "--system",
+                "You are terse.",
+                "--select",
+                "id",
+                "--select",
+                "stars",
+            ),
             *("--sampling", "max_tokens=12", "--sampling", "temperature=0"),
         ),
     ),

@@ -21,7 +21,7 @@ def main() -> None:
     options = parser.parse_args()
     plan = orjson.loads((options.run / "run.json").read_bytes())
     if plan["shape"] != "plain":
-        parser.error(f"{options.run} is a run of OpenAI batch lines: this shows plain records")
+        parser.error(f"{options.run} is a run of shape {plan['shape']!r}: this shows plain records")
     outputs = sorted((options.run / "outputs").glob("*.jsonl"))
     if not outputs:
         parser.error(f"{options.run} has no outputs")

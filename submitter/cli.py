@@ -33,7 +33,7 @@ from worker.contract.errors import ExitCode, InterruptedRunError, UsageError
 @click.group(
     cls=DefaultGroup,
     no_args_is_help=not has_settings(),
-    context_settings={"help_option_names": ["--help"], "max_content_width": 110},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 @click.version_option(package_name="llm-array", message="llm-array %(version)s")
 def cli() -> None:
@@ -56,8 +56,9 @@ def cli() -> None:
 def run(*, request: SplitRequest, batch_flags: BatchFlags, local: bool, parallel: int, as_json: bool) -> int:
     """Split the INPUTS, plan the run, and submit it: to AWS Batch, or with --local to this machine.
 
-    An INPUT is a JSONL file, a folder, a glob, an s3:// object or prefix, or - for standard input; gz, zst, bz2 and
-    xz are told by their bytes. The same command again submits nothing twice.
+    An INPUT is a file (JSONL, Parquet, CSV or TSV), a folder, a glob, an s3:// object or prefix, or - for standard
+    input; gz, zst, bz2 and xz are told by their bytes. --run, --model and --partitions are needed, and for AWS Batch
+    --queue and --job-definition. The same command again submits nothing twice.
     """
     from submitter import running  # noqa: PLC0415
 
@@ -72,7 +73,10 @@ def run(*, request: SplitRequest, batch_flags: BatchFlags, local: bool, parallel
 @config_option
 @json_option
 def split(*, request: SplitRequest, as_json: bool) -> int:
-    """Write a run's partitions and its plan (run.json), and start nothing."""
+    """Write a run's partitions and its plan (run.json) from the INPUTS, and start nothing: `submit resume` does.
+
+    INPUTS are as for `submit run`; --run, --model and --partitions are needed.
+    """
     from submitter import running  # noqa: PLC0415
 
     return running.split_only(request, Output(as_json=as_json))

@@ -140,14 +140,16 @@ def _columns(header: str, delimiters: Sequence[str], name: str) -> tuple[list[st
             f"read {name}: its first line looks like JSON (expected the names of the columns)",
             hint="JSON lines are read from files with any other ending than .csv and .tsv",
         )
+    seen: set[str] = set()
     for number, column in enumerate(names, 1):
         if not column:
             raise InputError(
                 f"read {name}: column {number} has no name",
                 hint="pandas writes its index so: to_csv(…, index=False) leaves it out",
             )
-        if names.index(column) != number - 1:
+        if column in seen:
             raise InputError(f"read {name}: two columns are called {column!r} (expected each name once)")
+        seen.add(column)
     return names, delimiter
 
 

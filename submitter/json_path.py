@@ -71,6 +71,9 @@ class JsonPath:
         Raises:
             UsageError: it is none, or none that is served.
         """
+        if re.fullmatch(r"[A-Za-z_]\w*", text):
+            # A field's name alone, as `submit --select` takes it.
+            text = f"$.{text}"
         if not text.startswith("$"):
             raise UsageError(f"read path {text!r}: it does not begin with $ ({_EXPECTED})")
         steps: list[Step] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import gettempdir
@@ -12,7 +13,7 @@ from submitter.batch_records import Patience, Records
 from submitter.job_definition import DEFAULT_RETRY_RULES, RetryRules, retry_rules
 from submitter.limits import job_name_of
 from submitter.local import ChildEnd, LocalOptions, run_children
-from submitter.output import Output, count, duration
+from submitter.output import Output, count, duration, kinds_of_errors
 from submitter.planned_run import PlannedRun
 from submitter.progress import LocalProgress, progress_bar
 from worker.contract.errors import ConfigError, ExitCode
@@ -63,11 +64,13 @@ class LocalRun:
         tokens = sum((manifest.tokens for manifest in manifests), Tokens())
         ok_count = sum(manifest.ok_count for manifest in manifests)
         error_count = sum(manifest.error_count for manifest in manifests)
+        error_counts = sum((Counter(manifest.error_counts) for manifest in manifests), Counter[str]())
         generate_s = sum(manifest.times.generate_s for manifest in manifests if manifest.times)
         document = {
             "partition_done_count": len(done),
             "ok_count": ok_count,
             "error_count": error_count,
+            "error_counts": dict(error_counts),
             "prompt_tokens": tokens.prompt_tokens,
             "completion_tokens": tokens.completion_tokens,
             "generate_s": generate_s,
@@ -90,6 +93,7 @@ class LocalRun:
                 f"{count(ok_count, 'record')} answered, {count(error_count, 'error')}, {len(done):,} of "
                 f"{count(len(self._plan.partitions), 'partition')} done in {duration(elapsed_s)}"
             ),
+            *([f"errors: {kinds_of_errors(error_counts)}"] if error_counts else []),
             f"{tokens.completion_tokens:,} output tokens{rate}",
             f"outputs: {self._run.layout.outputs}",
             *(

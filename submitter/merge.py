@@ -15,7 +15,7 @@ from submitter.merge_accounts import Account, Source, accounted
 from submitter.merge_bedrock import BedrockManifest
 from submitter.merge_parts import S3_LIMITS, PartLimits
 from submitter.merge_write import Copied, Writing, columns_for
-from submitter.output import Output, count
+from submitter.output import Output, count, kinds_of_errors
 from submitter.planned_run import Outputs, PlannedRun
 from submitter.progress import progress_bar
 from submitter.split_tuning import SplitTuning
@@ -174,6 +174,9 @@ def _lines(request: MergeRequest, merged: Merged) -> list[str]:
         lines = [
             f"{request.target.uri}: {count(account.record_count, 'record')}, {count(account.error_count, 'error')} among them"
         ]
+    lines[0] += f", as {request.target.format_name}"
+    if account.error_counts:
+        lines.append(f"errors: {kinds_of_errors(account.error_counts)}")
     if merged.bedrock_manifest_uri:
         lines.append(f"{merged.bedrock_manifest_uri}: their counts")
     if merged.missing:

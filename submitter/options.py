@@ -368,6 +368,7 @@ def _required(name: str, value: Any, what: str) -> Any:
     if value is None:
         raise UsageError(
             f"read command line: --{name} is missing ({what})",
-            hint=f"give --{name}, set SUBMIT_{name.upper().replace('-', '_')}, or write it into submit.toml",
+            hint=f"give --{name}, set SUBMIT_{name.upper().replace('-', '_')}, or write it into submit.toml"
+            + ("; --local needs none, and runs the workers on this machine" if name == "queue" else ""),
         )
     return value

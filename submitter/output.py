@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -98,3 +98,10 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60} s"
     return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def kinds_of_errors(error_counts: Mapping[str, int], shown_count: int = 5) -> str:
+    """Such as `length.prompt_too_long (12), engine.killed (1)`: the most frequent first."""
+    ranked = sorted(error_counts.items(), key=lambda one: (-one[1], one[0]))
+    more = f", and {len(ranked) - shown_count} kinds more" if len(ranked) > shown_count else ""
+    return ", ".join(f"{kind} ({number:,})" for kind, number in ranked[:shown_count]) + more

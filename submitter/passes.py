@@ -17,6 +17,7 @@ from submitter.peek import (
     first_plain_records_notes,
     first_template_records_notes,
     no_records,
+    other_shape_notes,
     selected_fields_notes,
 )
 from submitter.processes import Processes
@@ -84,6 +85,8 @@ def _first_records_notes(
     request: SplitRequest, shape: Shape, inputs: Sequence[Input], line_limit_bytes: int
 ) -> list[str]:
     notes = request_notes(request.requests)
+    if shape != "template":
+        notes += other_shape_notes(inputs, shape, line_limit_bytes)
     if shape == "template":
         template = parsed_template(request.requests)
         notes += first_template_records_notes(inputs, request.answer_key, template, line_limit_bytes)

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from worker.contract.template import ParsedTemplate
 
 PEEKED_RECORD_COUNT = 1_000
+LOOKED_INTO_COUNT = 50
+"""Inputs, of those that are looked into each."""
+FIRST_RECORD_COUNT = 20
 _PEEK_BYTES = 256 << 10
 _MISSPELT_LIKENESS = 0.85
 # Names alone: a line's values may take four times its size.
@@ -67,6 +70,29 @@ def find_shape(inputs: Sequence[Input], line_limit_bytes: int, *, keeps_invalid:
         "`body`, as in OpenAI's batch files, `modelInput`, as in Bedrock's, or `messages`, `prompt` or `input`)",
         hint="--template makes requests of any records; --shape names a shape, and records of another become error lines",
     )
+
+
+def other_shape_notes(inputs: Sequence[Input], shape: Shape, line_limit_bytes: int) -> list[str]:
+    """Inputs whose first records are of another shape than the run: a run has one, and theirs become error lines."""
+    notes = []
+    for one in inputs[:LOOKED_INTO_COUNT]:
+        counts = Counter(
+            found
+            for _, _, line in islice(_records([one], line_limit_bytes), FIRST_RECORD_COUNT)
+            if (found := _known_shape(line)) not in (None, shape)
+        )
+        for other, number in counts.items():
+            notes.append(
+                f"{number:,} of the first records of {one.name} are of shape {other!r}, not {shape!r}: they become error lines"
+            )
+    return notes
+
+
+def _known_shape(line: bytes) -> Shape | None:
+    try:
+        return _shape_of(line)
+    except (msgspec.MsgspecError, orjson.JSONDecodeError):
+        return None
 
 
 def first_plain_records_notes(inputs: Sequence[Input], answer_key: str, line_limit_bytes: int) -> list[str]:

@@ -117,7 +117,10 @@ def read_request_changes(values: dict[str, Any]) -> dict[str, Any]:
 
 def _absolute(adapters: Mapping[str, str]) -> dict[str, str]:
     """Folders here by their whole paths: workers may start in another folder. What is none may be a hub's id."""
-    return {name: str(Path(place).absolute()) if place and Path(place).is_dir() else place for name, place in adapters.items()}
+    return {
+        name: str(Path(place).absolute()) if place and Path(place).is_dir() else place
+        for name, place in adapters.items()
+    }
 
 
 def changed_requests(before: RequestSettings, changes: Mapping[str, Any]) -> RequestSettings:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from submitter.failed_records import FailedTask, collect_failed, writing
-from submitter.output import Output, count
+from submitter.output import Output, count, kinds_of_errors
 from submitter.planned_run import Outputs, PlannedRun
 from submitter.processes import Processes
 from submitter.progress import progress_bar
@@ -114,7 +114,7 @@ def retry_failed_run(request: RetryRequest, output: Output) -> int:
 def _nothing_lines(request: RetryRequest, retried: Retried) -> list[str]:
     if not retried.error_counts:
         return [f"no record of {request.run_uri} failed: no run is made"]
-    kinds = ", ".join(f"{kind} ({number:,})" for kind, number in sorted(retried.error_counts.items()))
+    kinds = kinds_of_errors(retried.error_counts)
     return [f"no record of {request.run_uri} failed in that way: no run is made; there are {kinds}"]
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from submitter.output import Output, count
+from submitter.output import Output, count, kinds_of_errors
 from submitter.planned_run import Outputs, PlannedRun
 from submitter.processes import Processes
 from submitter.progress import progress_bar
@@ -131,6 +131,7 @@ def _lines(run: PlannedRun, findings: Findings) -> list[str]:
             f"run {run.layout.run_uri}: {done_count:,} of {count(run.partition_count, 'partition')} done, "
             f"{count(findings.ok_count, 'record')} answered, {count(findings.error_counts.total(), 'error')}"
         ),
+        *([f"errors: {kinds_of_errors(findings.error_counts)}"] if findings.error_counts else []),
         *findings.problems,
     ]
     if findings.problem_count > len(findings.problems):

@@ -20,6 +20,7 @@ _DEPTH_ADDED = 16
 _LONG_DIGITS = re.compile(r"\d{19}")
 """In them may be an integer that takes more than 64 bits, which orjson would read as a float."""
 _DEEP_BRACKETS = 64
+_CHANGES = ("clamped_max_tokens", "prompt_cut")
 INVALID_JSON = "INVALID_JSON"
 """The field that holds a tool call's arguments as they are, where they are no JSON object: cut short, say."""
 
@@ -53,9 +54,10 @@ def _anthropic(body: dict[str, Any]) -> dict[str, Any]:
         content.append(found)
     reason = _stop_reason(choice)
     prompt_tokens, cached_tokens, completion_tokens = _tokens(body)
-    usage = {"input_tokens": prompt_tokens - cached_tokens, "output_tokens": completion_tokens}
+    usage: dict[str, Any] = {"input_tokens": prompt_tokens - cached_tokens, "output_tokens": completion_tokens}
     if cached_tokens:
         usage["cache_read_input_tokens"] = cached_tokens
+    usage |= _changes(body)
     return {
         "id": f"msg_{_own_id(body)}",
         "type": "message",
@@ -81,13 +83,14 @@ def _converse(body: dict[str, Any]) -> dict[str, Any]:
         found = {"toolUseId": call["id"], "name": function["name"], "input": _input(function["arguments"])}
         content.append({"toolUse": found})
     prompt_tokens, cached_tokens, completion_tokens = _tokens(body)
-    usage = {
+    usage: dict[str, Any] = {
         "inputTokens": prompt_tokens - cached_tokens,
         "outputTokens": completion_tokens,
         "totalTokens": prompt_tokens + completion_tokens,
     }
     if cached_tokens:
         usage["cacheReadInputTokens"] = cached_tokens
+    usage |= _changes(body)
     return {
         "output": {"message": {"role": "assistant", "content": content or [{"text": ""}]}},
         "stopReason": _stop_reason(choice),
@@ -104,6 +107,7 @@ def _llama(body: dict[str, Any]) -> dict[str, Any]:
         "prompt_token_count": prompt_tokens,
         "generation_token_count": completion_tokens,
         "stop_reason": "length" if choice.get("finish_reason") == "length" else "stop",
+        **_changes(body),
     }
 
 
@@ -130,6 +134,12 @@ def _tokens(body: dict[str, Any]) -> tuple[int, int, int]:
     usage = body.get("usage") or {}
     details = usage.get("prompt_tokens_details") or {}
     return usage.get("prompt_tokens") or 0, details.get("cached_tokens") or 0, usage.get("completion_tokens") or 0
+
+
+def _changes(body: dict[str, Any]) -> dict[str, Any]:
+    """What the run has changed in the request, under this program's own names, which no dialect has others for."""
+    usage = body.get("usage") or {}
+    return {name: usage[name] for name in _CHANGES if name in usage}
 
 
 def _own_id(body: dict[str, Any]) -> str:

@@ -44,6 +44,7 @@ _SERVED = (
 )
 _IGNORED = ("anthropic_beta", "cache_control", "inference_geo", "metadata", "service_tier")
 """They change no answer here. What a beta turns on is asked for by fields of its own."""
+_KNOWN = frozenset({*_SERVED, *_IGNORED})
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "amazon-bedrock-guardrailConfig": (),
     "container": (),
@@ -61,7 +62,7 @@ def anthropic_chat(model_input: Fields) -> dict[str, Any]:
     Raises:
         RecordError: names what cannot be read or served.
     """
-    model_input.check_names((*_SERVED, *_IGNORED), _UNSUPPORTED, "parameter of Anthropic's messages")
+    model_input.check_names(_KNOWN, _UNSUPPORTED, "parameter of Anthropic's messages")
     if "anthropic_version" in model_input:
         model_input.one_of("anthropic_version", VERSIONS)
     if "max_tokens" not in model_input:

@@ -60,6 +60,7 @@ BLOCKS = frozenset(
 )
 """Kinds of content. A block is an object with one of these for its only field."""
 
+_KNOWN = OWN_FIELDS | {"messages", "system"}
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "additionalModelResponseFieldPaths": ([],),
     "guardrailConfig": (),
@@ -97,6 +98,7 @@ ADDITIONAL_FIELDS = frozenset(
     }
 )
 """Of `additionalModelRequestFields`: passed on as they are."""
+_KNOWN_ADDITIONAL = ADDITIONAL_FIELDS | {"thinking", "anthropic_beta"}
 _IMAGE_FORMATS = ("png", "jpeg", "gif", "webp")
 
 
@@ -106,7 +108,7 @@ def converse_chat(model_input: Fields) -> dict[str, Any]:
     Raises:
         RecordError: names what cannot be read or served.
     """
-    model_input.check_names(OWN_FIELDS | {"messages", "system"}, _UNSUPPORTED, "field of Converse")
+    model_input.check_names(_KNOWN, _UNSUPPORTED, "field of Converse")
     messages = _system(model_input)
     for message in model_input.objects("messages", "message"):
         messages += _messages(message)
@@ -140,7 +142,7 @@ def _additional(model_input: Fields) -> dict[str, Any]:
     if "additionalModelRequestFields" not in model_input:
         return {}
     given = model_input.fields("additionalModelRequestFields")
-    given.check_names(ADDITIONAL_FIELDS | {"thinking", "anthropic_beta"}, kind="parameter that Converse can add here")
+    given.check_names(_KNOWN_ADDITIONAL, kind="parameter that Converse can add here")
     given.integer("top_k", -1, 2**31 - 1)
     if "reasoning_effort" in given and "effort" in (model_input.get("outputConfig") or ()):
         raise invalid(given.path("reasoning_effort"), "given twice (expected it here or as outputConfig.effort)")
@@ -230,5 +232,6 @@ def _image(image: Fields) -> Part:
     if source.kind(("bytes", "s3Location")) == "bytes":
         return image_part(f"data:image/{form};base64,{source.name('bytes')}")
     location = source.fields("s3Location")
-    location.check_names(("uri", "bucketOwner"))
+    # Nobody here would see whose the bucket is: not to look would answer with what the owner wanted kept out.
+    location.check_names(("uri",), {"bucketOwner": ()})
     return image_part(location.name("uri"))

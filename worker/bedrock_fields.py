@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from worker.contract.sampling import nearest
@@ -59,13 +59,11 @@ class Fields:
         return f"{self.at}.{name[:MAX_NAME_CHARS]}"
 
     def check_names(
-        self, known: Iterable[str], unsupported: Mapping[str, tuple[Any, ...]] | None = None, kind: str = "field"
+        self, known: Collection[str], unsupported: Mapping[str, tuple[Any, ...]] | None = None, kind: str = "field"
     ) -> None:
         """Raise RecordError for a field that is not known, or not served and not one of the values that ask for nothing."""
-        known = frozenset(known)
-        unsupported = unsupported or {}
         for name, value in self.values.items():
-            if name in unsupported:
+            if unsupported and name in unsupported:
                 if value not in unsupported[name]:
                     raise invalid(self.path(name), "not supported (expected no such field)", "unsupported_parameter")
             elif name not in known:
@@ -73,7 +71,7 @@ class Fields:
                 hint = f"; did you mean {meant!r}?" if meant else ""
                 raise invalid(self.path(name), f"not a known {kind}{hint}", "unknown_field")
 
-    def kind(self, known: Iterable[str]) -> str:
+    def kind(self, known: Collection[str]) -> str:
         """The one field of an object that is one of several kinds."""
         self.check_names(known, kind="kind of block")
         if len(self.values) != 1:
@@ -122,7 +120,8 @@ class Fields:
         found = self.array(name)
         if not found:
             raise invalid(self.path(name), f"it is empty (expected 1 {what} or more)")
-        return (Fields(part, f"{self.path(name)}[{index}]") for index, part in enumerate(found))
+        at = self.path(name)
+        return (Fields(part, f"{at}[{index}]") for index, part in enumerate(found))
 
     def flag(self, name: str) -> bool:
         """A boolean that is false where it is left out."""
@@ -133,9 +132,8 @@ class Fields:
             raise wrong_type(self.path(name), "bool", found)
         return found
 
-    def one_of(self, name: str, allowed: Iterable[str], code: str = "invalid_parameter") -> str:
+    def one_of(self, name: str, allowed: Collection[str], code: str = "invalid_parameter") -> str:
         found = self.text(name)
-        allowed = tuple(allowed)
         if found not in allowed:
             raise invalid(self.path(name), f"not one of the allowed values (expected {', '.join(allowed)})", code)
         return found

@@ -23,9 +23,23 @@ from worker.bedrock_converse import BLOCKS, OWN_FIELDS, converse_chat
 from worker.bedrock_fields import Fields, invalid
 from worker.contract.plan import Endpoint
 from worker.record_errors import RecordError
-from worker.record_fields import check_body, known_fields, refuse_unsupported
 
 Dialect = Literal["openai", "anthropic", "llama", "converse"]
+
+NOT_FOR_DIALECTS = frozenset(
+    {
+        "echo",
+        "logprob_token_ids",
+        "logprobs",
+        "n",
+        "prompt_logprobs",
+        "return_prompt_text",
+        "return_token_ids",
+        "return_tokens_as_token_ids",
+        "top_logprobs",
+    }
+)
+"""A run's defaults that ask for output which the answers of other dialects than OpenAI's have no place for."""
 
 LLAMA_DEFAULTS: dict[str, Any] = {"max_gen_len": 512, "temperature": 0.5, "top_p": 0.9}
 """What Bedrock gives a Llama body that leaves them out."""
@@ -39,7 +53,9 @@ _MARKS: dict[Dialect, frozenset[str]] = {
     "converse": OWN_FIELDS,
 }
 _ANTHROPIC_FIELDS = frozenset({"anthropic_beta", "output_config", "stop_sequences", "system", "thinking"})
-_LLAMA_FIELDS = frozenset({"prompt", "images", *LLAMA_DEFAULTS})
+_LLAMA_SERVED = frozenset({"prompt", *LLAMA_DEFAULTS})
+_LLAMA_UNSUPPORTED: dict[str, tuple[Any, ...]] = {"images": ([],)}
+_LLAMA_FIELDS = _LLAMA_SERVED | _LLAMA_UNSUPPORTED.keys()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +69,7 @@ class Translated:
 
 
 def translate(model_input: dict[str, Any]) -> Translated:
-    """The OpenAI request that a decoded `modelInput` stands for.
+    """The OpenAI request that a decoded `modelInput` stands for. An OpenAI-style body itself is still to be checked.
 
     Raises:
         RecordError: names the field that cannot be read or served, as it stands in the line.
@@ -66,11 +82,20 @@ def translate(model_input: dict[str, Any]) -> Translated:
     return Translated(endpoint, body_of(fields), dialect)
 
 
+def in_model_input(problem: RecordError) -> RecordError:
+    """An error of an OpenAI-style body, with the field named as it stands in the line."""
+    at = _AT if problem.param is None else f"{_AT}.{problem.param}"
+    message = problem.message
+    for name in (problem.param or "body", repr(problem.param)):
+        message = message.replace(f"read {name}:", f"read {at}:", 1)
+    return RecordError(problem.stage, problem.code, message, at)
+
+
 def _dialect(fields: Fields) -> Dialect:
     found: dict[Dialect, str] = {}
     for dialect, marks in _MARKS.items():
-        if own := sorted(marks & fields.values.keys()):
-            found[dialect] = own[0]
+        if not marks.isdisjoint(fields.values):
+            found[dialect] = min(marks & fields.values.keys())
     if len(found) > 1:
         raise invalid(_AT, f"a body of several kinds at once (expected one, got {' and '.join(found.values())})")
     if "messages" in fields and "prompt" in fields:
@@ -88,9 +113,10 @@ def _dialect(fields: Fields) -> Dialect:
 def _dialect_of_messages(fields: Fields) -> Dialect:
     if any(_is_converse_block(block) for content in _contents(fields) for block in content):
         return "converse"
-    if own := sorted(_ANTHROPIC_FIELDS & fields.values.keys()):
+    if not _ANTHROPIC_FIELDS.isdisjoint(fields.values):
         at = fields.path("anthropic_version")
-        what = f"the field is missing (expected 'bedrock-2023-05-31', since there is {own[0]!r})"
+        own = min(_ANTHROPIC_FIELDS & fields.values.keys())
+        what = f"the field is missing (expected 'bedrock-2023-05-31', since there is {own!r})"
         raise invalid(at, what, "missing_field")
     return "openai"
 
@@ -109,21 +135,12 @@ def _is_converse_block(block: object) -> bool:
 
 
 def _openai_body(fields: Fields) -> dict[str, Any]:
-    """The same body."""
-    endpoint: Endpoint = "chat" if "messages" in fields else "completion"
-    fields.check_names(known_fields(endpoint, plain=False), kind="parameter")
-    try:
-        refuse_unsupported(fields.values)
-        check_body(endpoint, fields.values)
-    except RecordError as problem:
-        at = _AT if problem.param is None else fields.path(problem.param)
-        message = problem.message.replace(f"read {problem.param or 'body'}", f"read {at}", 1)
-        raise RecordError(problem.stage, problem.code, message, at) from problem
+    """The same body, to be checked as any of OpenAI's is; `in_model_input` says where the errors are."""
     return fields.values
 
 
 def _llama_body(fields: Fields) -> dict[str, Any]:
-    fields.check_names(_LLAMA_FIELDS - {"images"}, {"images": ([],)}, "parameter of Llama's")
+    fields.check_names(_LLAMA_SERVED, _LLAMA_UNSUPPORTED, "parameter of Llama's")
     prompt = fields.text("prompt")
     if not prompt:
         at = fields.path("prompt")

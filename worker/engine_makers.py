@@ -34,11 +34,13 @@ class _OfServed:
         return [next(made) if problem is None else problem for problem in refused]
 
     def _refusal(self, record: Record) -> RecordError:
-        urls = [url for url, endpoint in ENDPOINTS.items() if endpoint in self._served]
+        # The first URL of each is its usual one.
+        urls = {endpoint: url for url, endpoint in reversed(ENDPOINTS.items()) if endpoint in self._served}
+        expected = ", ".join(f"{endpoint} ({url})" for endpoint, url in sorted(urls.items()))
         return RecordError(
             "request",
             "unsupported_url",
-            f"read url: the model does not serve {record.endpoint} (expected one of {', '.join(urls)})",
+            f"serve record: the model serves no {record.endpoint} (expected {expected})",
             "url",
         )
 

@@ -135,7 +135,10 @@ class ParameterCache:
         Raises:
             RecordError, Exception: as `Parameters`.
         """
-        key = endpoint, orjson.dumps(given)
+        try:
+            key = endpoint, orjson.dumps(given)
+        except orjson.JSONEncodeError as error:
+            raise RecordError("request", "invalid_parameter", "read body: a parameter is nested too deeply") from error
         found = self._known.get(key)
         if found is None:
             if len(self._known) >= MAX_REMEMBERED_COUNT:

@@ -144,7 +144,6 @@ class Server:
         if self._media.count:
             # A short wait, if the engine has nothing to do meanwhile.
             for item, fetched in self._media.finished(0.0 if self._pending or ready else MEDIA_WAIT_S):
-                self._step_count += 1
                 if isinstance(fetched, Exception):
                     results.append(self._failed(item, record_error(fetched)))
                 else:
@@ -255,7 +254,8 @@ class Server:
         running_count = min(sequence_count, self._max_num_seqs)
         channel.send(
             Progress(
-                step_count=self._step_count,
+                # What comes from elsewhere is progress, too.
+                step_count=self._step_count + self._media.fetch_count,
                 running_count=running_count,
                 waiting_count=sequence_count - running_count + len(self._backlog),
             )

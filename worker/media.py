@@ -11,13 +11,13 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from worker.content_parts import IMAGE_PARTS, refuse_hidden_media
 from worker.contract.media_allowed import read_allowed_media
 from worker.media_fetch import ImageSource
+from worker.media_images import Image, find_images
 from worker.media_kinds import KINDS_EXPECTED, check_data_url, data_url, image_type
 from worker.media_url import parse_http_url
 from worker.record_errors import RecordError
@@ -27,82 +27,6 @@ TIMEOUT_S = 20.0
 """Of one attempt to fetch one image."""
 MAX_IMAGE_BYTES = 20 << 20
 CACHE_BYTES = 64 << 20
-
-_FETCHED = ("http://", "https://", "s3://")
-
-
-@dataclass(frozen=True, slots=True)
-class Image:
-    """Where one image of a chat stands, and what is said of it."""
-
-    message_index: int
-    part_index: int
-    url: str
-
-    @property
-    def param(self) -> str:
-        return f"messages[{self.message_index}].content[{self.part_index}].image_url"
-
-    @property
-    def is_fetched(self) -> bool:
-        return _is_fetched(self.url)
-
-
-def find_images(body: dict[str, Any]) -> list[Image]:
-    """The images of a chat's body, in their order; none in a body of another kind.
-
-    Raises:
-        RecordError: a part names an image in no known way, or names media besides what its type says.
-    """
-    found: list[Image] = []
-    messages = body.get("messages")
-    for message_index, message in enumerate(messages if isinstance(messages, list) else ()):
-        content = message.get("content") if isinstance(message, dict) else None
-        for part_index, part in enumerate(content if isinstance(content, list) else ()):
-            if not isinstance(part, dict):
-                continue
-            at = f"messages[{message_index}].content[{part_index}]"
-            kind = part.get("type")
-            if isinstance(kind, str) and kind in IMAGE_PARTS:
-                found.append(Image(message_index, part_index, _url_of(part, at)))
-            else:
-                refuse_hidden_media(part, at)
-    return found
-
-
-def _url_of(part: dict[str, Any], at: str) -> str:
-    found = part.get("image_url")
-    if isinstance(found, dict):
-        found = found.get("url")
-    if not isinstance(found, str):
-        raise RecordError(
-            "request", "invalid_media", f"read {at}.image_url: no URL (expected a string, or an object with a url)", at
-        )
-    if not (_is_fetched(found) or _is_data(found)):
-        raise RecordError(
-            "request",
-            "media_not_allowed",
-            f"read {at}.image_url: of a kind that is not fetched (expected https://, http://, s3:// or data:)",
-            at,
-        )
-    return found
-
-
-def _is_fetched(url: str) -> bool:
-    return url.startswith("s3://") or url[:8].lower().startswith(_FETCHED[:2])
-
-
-def _is_data(url: str) -> bool:
-    return url[:5].lower() == "data:"
-
-
-def media_urls(body: dict[str, Any]) -> list[str]:
-    """What must be fetched for this body, each URL once.
-
-    Raises:
-        RecordError: as `find_images`.
-    """
-    return list(dict.fromkeys(image.url for image in find_images(body) if image.is_fetched))
 
 
 class MediaFetcher:
@@ -126,57 +50,91 @@ class MediaFetcher:
         self._max_bytes = max_bytes
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="media")
         self._lock = threading.RLock()
-        self._fetching: dict[str, Future[str]] = {}
+        self._fetching: dict[str, _Fetch] = {}
         self._remembered = _Remembered(cache_bytes)
+        self._fetch_count = 0
+
+    @property
+    def fetch_count(self) -> int:
+        """How many fetches have ended, well or not."""
+        return self._fetch_count
+
+    @property
+    def max_bytes(self) -> int:
+        return self._max_bytes
 
     def start(self, body: dict[str, Any]) -> Future[dict[str, Any]]:
         """Begin to fetch; the result is the body with each image as a `data:` URL. `body` itself is left as it is.
 
-        The future's exception, if it has one, is a RecordError. A body without images is done at once.
+        The future's exception, if it has one, is a RecordError: of the first image that could not be had. What of the
+        others nobody else waits for, and has not begun, is not fetched then. A body without images is done at once.
         """
-        done: Future[dict[str, Any]] = Future()
-        done.set_running_or_notify_cancel()
+        order = _Order(body)
         try:
-            images = find_images(body)
-            for image in images:
+            order.images = find_images(body)
+            for image in order.images:
                 if not image.is_fetched:
                     check_data_url(image.url, self._max_bytes, image.param)
         except RecordError as problem:
-            done.set_exception(problem)
-            return done
-        fetches = {image.url: self._fetch_once(image.url) for image in images if image.is_fetched}
-        waiting = set(fetches)
+            order.done.set_exception(problem)
+            return order.done
+        with self._lock:
+            for image in order.images:
+                if image.is_fetched and image.url not in order.found:
+                    remembered = self._remembered.get(image.url)
+                    if remembered is None:
+                        order.missing.add(image.url)
+                    else:
+                        order.found[image.url] = remembered
+            if not order.missing:
+                order.settle()
+            for url in dict.fromkeys(image.url for image in order.images):
+                # One that has failed already takes the rest of them along.
+                if url in order.missing:
+                    self._join(url, order)
+        return order.done
 
-        def fetched(url: str, _: Future[str]) -> None:
-            with self._lock:
-                waiting.discard(url)
-                is_last = not waiting
-            if is_last:
-                _settle(done, body, images, fetches)
+    def _join(self, url: str, order: _Order) -> None:
+        under_way = self._fetching.get(url)
+        if under_way is not None:
+            under_way.orders.append(order)
+            return
+        fetch = self._fetching[url] = _Fetch(self._pool.submit(self._fetch, url), [order])
+        # Not the fetch itself: a future keeps its callbacks, and images would live on in a circle.
+        fetch.future.add_done_callback(partial(self._ended, url, fetch.orders))
 
-        if not fetches:
-            _settle(done, body, images, fetches)
-        for url, fetch in fetches.items():
-            fetch.add_done_callback(partial(fetched, url))
-        return done
+    def _ended(self, url: str, orders: list[_Order], future: Future[str]) -> None:
+        with self._lock:
+            self._fetch_count += 1
+            fetch = self._fetching.get(url)
+            if fetch is not None and fetch.orders is orders:
+                del self._fetching[url]
+            is_there = not future.cancelled() and future.exception() is None
+            if is_there:
+                self._remembered.put(url, future.result())
+            while orders:
+                order = orders.pop(0)
+                if is_there:
+                    order.take(url, future.result())
+                else:
+                    self._withdraw(order, url)
+                    order.fail(url, future)
+
+    def _withdraw(self, order: _Order, failed: str) -> None:
+        """Take an order from the fetches it still waits for, and those that are nobody's then from the queue."""
+        missing, order.missing = order.missing - {failed}, set()
+        for url in missing:
+            fetch = self._fetching.get(url)
+            if fetch is not None and order in fetch.orders:
+                fetch.orders.remove(order)
+                if not fetch.orders:
+                    # One that is under way goes on, and is remembered.
+                    fetch.future.cancel()
 
     def close(self) -> None:
         """End the threads. What has not begun is cancelled, and what has begun is not tried again."""
         self._source.stop()
         self._pool.shutdown(wait=True, cancel_futures=True)
-
-    def _fetch_once(self, url: str) -> Future[str]:
-        with self._lock:
-            remembered = self._remembered.get(url)
-            if remembered is not None:
-                found: Future[str] = Future()
-                found.set_result(remembered)
-                return found
-            if url not in self._fetching:
-                fetch = self._fetching[url] = self._pool.submit(self._fetch, url)
-                fetch.add_done_callback(partial(self._remember, url))
-                return fetch
-            return self._fetching[url]
 
     def _fetch(self, url: str) -> str:
         content = self._source.read(url)
@@ -187,11 +145,38 @@ class MediaFetcher:
             )
         return data_url(content, media_type)
 
-    def _remember(self, url: str, fetch: Future[str]) -> None:
-        with self._lock:
-            self._fetching.pop(url, None)
-            if not fetch.cancelled() and fetch.exception() is None:
-                self._remembered.put(url, fetch.result())
+
+@dataclass(eq=False, slots=True)
+class _Order:
+    """A body on the way to its images."""
+
+    body: dict[str, Any]
+    images: Sequence[Image] = ()
+    found: dict[str, str] = field(default_factory=dict)
+    missing: set[str] = field(default_factory=set)
+    done: Future[dict[str, Any]] = field(default_factory=Future)
+
+    def take(self, url: str, data: str) -> None:
+        self.found[url] = data
+        self.missing.discard(url)
+        if not self.missing:
+            self.settle()
+
+    def settle(self) -> None:
+        urls = [(image, self.found.get(image.url, image.url)) for image in self.images]
+        self.done.set_result(_with_data_urls(self.body, urls))
+
+    def fail(self, url: str, fetch: Future[str]) -> None:
+        image = next(image for image in self.images if image.url == url)
+        self.done.set_exception(_problem(image, fetch))
+
+
+@dataclass(eq=False, slots=True)
+class _Fetch:
+    """An image on its way, and all who wait for it."""
+
+    future: Future[str]
+    orders: list[_Order]
 
 
 class _Remembered:
@@ -216,33 +201,16 @@ class _Remembered:
             self._size -= len(oldest)
 
 
-def _settle(
-    done: Future[dict[str, Any]], body: dict[str, Any], images: Sequence[Image], fetches: dict[str, Future[str]]
-) -> None:
-    """Give the body, or what is wrong with the first image that is not there."""
+def _problem(image: Image, fetch: Future[str]) -> RecordError:
     try:
-        found = [(image, _fetched(image, fetches[image.url]) if image.is_fetched else image.url) for image in images]
-    except RecordError as problem:
-        done.set_exception(problem)
-    else:
-        done.set_result(_with_data_urls(body, found))
-
-
-def _fetched(image: Image, fetch: Future[str]) -> str:
-    try:
-        return fetch.result()
-    except RecordError as problem:
+        problem = fetch.exception()
+    except CancelledError:
+        return RecordError("request", "media_unavailable", "fetch image: the engine is ending", image.param)
+    if isinstance(problem, RecordError):
         # One fetch may be for several records: where the image stands is each one's own.
-        raise RecordError(problem.stage, problem.code, problem.message, image.param) from problem
-    except CancelledError as error:
-        raise RecordError("request", "media_unavailable", "fetch image: the engine is ending", image.param) from error
-    except Exception as error:
-        raise RecordError(
-            "request",
-            "media_unavailable",
-            f"fetch image from {_place(image.url)}: it failed ({type(error).__name__})",
-            image.param,
-        ) from error
+        return RecordError(problem.stage, problem.code, problem.message, image.param)
+    what = f"fetch image from {_place(image.url)}: it failed ({type(problem).__name__})"
+    return RecordError("request", "media_unavailable", what, image.param)
 
 
 def _with_data_urls(body: dict[str, Any], found: Sequence[tuple[Image, str]]) -> dict[str, Any]:

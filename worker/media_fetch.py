@@ -16,17 +16,21 @@ import ssl
 import threading
 import time
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING
 
 import tenacity
 
-from worker.contract.errors import ArrayError
 from worker.contract.layout import split_s3_uri
 from worker.contract.logs import log_event
 from worker.contract.media_allowed import AllowedMedia
-from worker.contract.store import NotFoundError, open_store
+from worker.media_errors import TransientError, too_large, unavailable
 from worker.media_url import HttpUrl, parse_http_url
 from worker.record_errors import RecordError
+
+if TYPE_CHECKING:
+    from worker.media_s3 import ObjectReader
 
 ATTEMPT_COUNT = 3
 FIRST_WAIT_S = 0.2
@@ -48,20 +52,18 @@ _HEADERS = {
 logger = logging.getLogger(__name__)
 
 
-class _TransientError(Exception):
-    """It may be there a little later. The message goes into the record's error."""
-
-
 class ImageSource:
     """Reads what the run allows to be read. Safe to use from several threads."""
 
     def __init__(self, allowed: AllowedMedia, *, timeout_s: float, max_bytes: int) -> None:
-        """`timeout_s` is what one attempt may take as a whole, beyond the name server's own time."""
+        """`timeout_s` is what one attempt may take as a whole, beyond a web server's name server's own time."""
         self._allowed = allowed
         self._timeout_s = timeout_s
         self._max_bytes = max_bytes
         self._stopping = threading.Event()
         self._tls = ssl.create_default_context()
+        self._lock = threading.Lock()
+        self._reader: ObjectReader | None = None
 
     def stop(self) -> None:
         """Let no attempt follow the one that is being made."""
@@ -76,22 +78,23 @@ class ImageSource:
         if url.startswith("s3://"):
             return self._read_object(url)
         first = parse_http_url(url)
+        return self._tried(first.host, partial(self._follow, first))
+
+    def _tried(self, place: str, attempt: Callable[[], bytes]) -> bytes:
         policy = tenacity.Retrying(
             retry=tenacity.retry_if_exception(_is_transient),
             wait=tenacity.wait_random_exponential(multiplier=FIRST_WAIT_S, max=LONGEST_WAIT_S),
             stop=tenacity.stop_after_attempt(ATTEMPT_COUNT) | tenacity.stop_when_event_set(self._stopping),
             sleep=tenacity.sleep_using_event(self._stopping),
-            before_sleep=lambda state: _log_retry(first.host, state),
+            before_sleep=lambda state: _log_retry(place, state),
             reraise=True,
         )
         try:
-            return policy(self._follow, first)
+            return policy(attempt)
         except RecordError:
             raise
-        except (OSError, http.client.HTTPException, _TransientError) as error:
-            raise RecordError(
-                "request", "media_unavailable", f"fetch image from {first.host}: {_describe(error, self._timeout_s)}"
-            ) from error
+        except (OSError, http.client.HTTPException, TransientError) as error:
+            raise unavailable(place, _describe(error, self._timeout_s)) from error
 
     def _read_object(self, uri: str) -> bytes:
         bucket, key = split_s3_uri(uri)
@@ -99,19 +102,15 @@ class ImageSource:
             raise _not_allowed(f"s3://{bucket}", f"s3://{bucket}/…")
         if not key:
             raise RecordError("request", "invalid_media", "read image URL: no key (expected s3://bucket/key)")
-        try:
-            with contextlib.closing(open_store(uri).open_read(uri)) as stream:
-                content = stream.read(self._max_bytes + 1)
-        except NotFoundError as error:
-            raise RecordError(
-                "request", "media_unavailable", f"fetch image from s3://{bucket}: there is no such object"
-            ) from error
-        except ArrayError as error:
-            # Its message would name the key.
-            raise RecordError(
-                "request", "media_unavailable", f"fetch image from s3://{bucket}: it cannot be read ({error.code})"
-            ) from error
-        return self._within_limit(content, f"s3://{bucket}")
+        return self._tried(f"s3://{bucket}", partial(self._objects().read, bucket, key))
+
+    def _objects(self) -> ObjectReader:
+        with self._lock:
+            if self._reader is None:
+                from worker.media_s3 import ObjectReader  # noqa: PLC0415  boto3 is slow to import
+
+                self._reader = ObjectReader(timeout_s=self._timeout_s, max_bytes=self._max_bytes)
+            return self._reader
 
     def _follow(self, url: HttpUrl) -> bytes:
         end_at = time.monotonic() + self._timeout_s
@@ -125,11 +124,7 @@ class ImageSource:
             if isinstance(found, bytes):
                 return found
             url = found
-        raise RecordError(
-            "request",
-            "media_unavailable",
-            f"fetch image from {url.host}: too many redirects (expected at most {MAX_REDIRECT_COUNT})",
-        )
+        raise unavailable(url.host, f"too many redirects (expected at most {MAX_REDIRECT_COUNT})")
 
     def _addresses(self, url: HttpUrl) -> list[str]:
         entries = self._allowed.hosts_for(url.scheme, url.host, url.port)
@@ -159,31 +154,19 @@ class ImageSource:
             if response.status in _REDIRECTS:
                 return _redirected(url, response.headers.get("Location"))
             if response.status in _TRANSIENT_STATUSES:
-                raise _TransientError(f"the host answered HTTP {response.status}")
+                raise TransientError(f"the host answered HTTP {response.status}")
             if response.status != 200:
-                raise RecordError(
-                    "request",
-                    "media_unavailable",
-                    f"fetch image from {url.host}: the host answered HTTP {response.status} (expected 200)",
-                )
+                raise unavailable(url.host, f"the host answered HTTP {response.status} (expected 200)")
             _check_headers(url, response)
             # A length that is given is known to be too much before anything is read.
             if response.length is not None and response.length > self._max_bytes:
-                raise self._too_large(url.host)
-            content = self._within_limit(response.read(self._max_bytes + 1), url.host)
+                raise too_large(url.host, self._max_bytes)
+            content = response.read(self._max_bytes + 1)
+            if len(content) > self._max_bytes:
+                raise too_large(url.host, self._max_bytes)
             if response.length:
-                raise _TransientError("the answer breaks off")
+                raise TransientError("the answer breaks off")
             return content
-
-    def _within_limit(self, content: bytes, place: str) -> bytes:
-        if len(content) > self._max_bytes:
-            raise self._too_large(place)
-        return content
-
-    def _too_large(self, place: str) -> RecordError:
-        return RecordError(
-            "request", "media_too_large", f"fetch image from {place}: it is larger than {self._max_bytes} bytes"
-        )
 
 
 @contextlib.contextmanager
@@ -209,7 +192,7 @@ def _connected(
                 else plain
             )
             yield connection
-        except (OSError, http.client.HTTPException, _TransientError) as error:
+        except (OSError, http.client.HTTPException, TransientError) as error:
             if time.monotonic() >= end_at:
                 raise TimeoutError from error
             raise
@@ -237,9 +220,7 @@ def _cut(connection: socket.socket) -> None:
 
 def _redirected(url: HttpUrl, location: str | None) -> HttpUrl:
     if not location:
-        raise RecordError(
-            "request", "media_unavailable", f"fetch image from {url.host}: a redirect that says not where to"
-        )
+        raise unavailable(url.host, "a redirect that says not where to")
     # As bytes of Latin-1 is how http.client gives what is, if anything, UTF-8.
     place = location.encode("latin-1").decode(errors="replace")
     return parse_http_url(urllib.parse.urljoin(f"{url.scheme}://{url.authority}{url.target}", place))
@@ -273,12 +254,12 @@ def _is_transient(error: BaseException) -> bool:
         return False
     if isinstance(error, socket.gaierror):
         return error.errno == socket.EAI_AGAIN
-    return isinstance(error, OSError | http.client.HTTPException | _TransientError)
+    return isinstance(error, OSError | http.client.HTTPException | TransientError)
 
 
 def _describe(error: Exception, timeout_s: float) -> str:
     match error:
-        case _TransientError():
+        case TransientError():
             return str(error)
         case TimeoutError():
             return f"no whole answer within {timeout_s:g} s"
@@ -299,5 +280,5 @@ def _log_retry(host: str, state: tenacity.RetryCallState) -> None:
         operation=f"fetch image from {host}",
         retry_num=state.attempt_number,
         wait_s=round(state.next_action.sleep, 3) if state.next_action else 0.0,
-        caused_by=str(error) if isinstance(error, _TransientError) else type(error).__name__,
+        caused_by=str(error) if isinstance(error, TransientError) else type(error).__name__,
     )

@@ -19,6 +19,9 @@ from worker.record_errors import RecordError
 SCORE_PAIRS = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
 """What vLLM calls the two sides of a score, in one record or another."""
 
+MAX_TEXTS = 32_768
+"""Of one record: each is a request of its own to the engine, and all are answered in one line."""
+
 _TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 _Text = Annotated[str, msgspec.Meta(min_length=1)]
@@ -189,9 +192,14 @@ def _check_embedding(body: _Embedding) -> None:
 def _check_input(given: str | list[Any]) -> None:
     if not given or (isinstance(given, list) and any(part in ("", []) for part in given)):
         raise RecordError("length", "empty_prompt", "read input: it is empty (expected text or token ids)", "input")
-    if isinstance(given, str) or all(isinstance(part, str) for part in given):
+    if isinstance(given, str):
+        return
+    if all(isinstance(part, str) for part in given):
+        _check_count("input", given)
         return
     of_lists = isinstance(given[0], list)
+    if of_lists:
+        _check_count("input", given)
     try:
         msgspec.convert(given, list[list[_TokenId]] if of_lists else list[_TokenId])
     except msgspec.ValidationError as error:
@@ -211,7 +219,14 @@ def _check_conversations(param: str, given: Any, conversations: Sequence[Any]) -
                 _check_parts(f"{at}[{place}].content", message.content)
 
 
+def _check_count(param: str, given: Sequence[Any]) -> None:
+    if len(given) > MAX_TEXTS:
+        raise _refusal(param, f"too many texts (expected at most {MAX_TEXTS}, got {len(given)})")
+
+
 def _check_contents(param: str, given: _Contents) -> None:
+    if isinstance(given, list):
+        _check_count(param, given)
     for index, content in enumerate(given if isinstance(given, list) else [given]):
         if isinstance(content, dict):
             at = f"{param}[{index}]" if isinstance(given, list) else param

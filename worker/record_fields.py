@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
+import orjson
 
 from worker.content_parts import IMAGE_PARTS, refuse_hidden_media
 from worker.contract.plan import Endpoint
@@ -24,7 +25,12 @@ MAX_STOP_STRINGS = 1024
 """Of `stop`. vLLM's OpenAI layer takes 4, its engine any number; each is searched for in every token's text."""
 
 MAX_PROMPTS = 1024
-"""Of `prompt`, where it is a list of prompts: each is a request of its own to the engine, and all are answered in one line."""
+"""Of `prompt`, where it is a list of prompts: each is a request of its own to the engine, and all are answered in one line.
+Of prompts times choices there may be no more than of either."""
+
+MAX_CONSTRAINT_BYTES = 64 << 10
+"""Of a schema, grammar or regex as JSON. One of 2,000 optional properties (50 KB) takes xgrammar 3 s, and four times that for
+each doubling; meanwhile all other constrained records wait."""
 
 _Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _Positive = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
@@ -206,6 +212,8 @@ def check_body(endpoint: Endpoint, body: dict[str, Any]) -> None:
         raise type_error(str(error)) from error
     except RecursionError as error:
         raise RecordError("request", "invalid_parameter", "read body: nested too deeply") from error
+    for name in ("response_format", "structured_outputs"):
+        _check_constraint(name, getattr(checked, name))
     if isinstance(checked, _Chat):
         for index, message in enumerate(checked.messages):
             _check_content(f"messages[{index}].content", message)
@@ -214,11 +222,40 @@ def check_body(endpoint: Endpoint, body: dict[str, Any]) -> None:
                 at = f"chat_template_kwargs.{name}"
                 raise RecordError("request", "unsupported_parameter", f"read {at}: not a record's to set", at)
     elif isinstance(checked, _Completion):
-        _check_prompt(checked.prompt)
-        if checked.max_tokens == 0 and not checked.echo:
-            raise RecordError(
-                "request", "invalid_parameter", "read max_tokens: out of range (expected `int` >= 1)", "max_tokens"
-            )
+        _check_completion(checked)
+
+
+def _check_completion(checked: _Completion) -> None:
+    _check_prompt(checked.prompt)
+    is_list = isinstance(checked.prompt, list) and not isinstance(checked.prompt[0], int)
+    answer_count = (len(checked.prompt) if is_list else 1) * (checked.n or 1)
+    if answer_count > MAX_CHOICES:
+        raise RecordError(
+            "request",
+            "invalid_parameter",
+            f"read n: too many answers (expected at most {MAX_CHOICES} for all prompts, got {answer_count})",
+            "n",
+        )
+    if checked.max_tokens == 0 and not checked.echo:
+        raise RecordError(
+            "request", "invalid_parameter", "read max_tokens: out of range (expected `int` >= 1)", "max_tokens"
+        )
+
+
+def _check_constraint(name: str, constraint: dict[str, Any] | None) -> None:
+    if constraint is None:
+        return
+    try:
+        size = len(orjson.dumps(constraint))
+    except orjson.JSONEncodeError as error:
+        raise RecordError("request", "invalid_parameter", f"read {name}: nested too deeply", name) from error
+    if size > MAX_CONSTRAINT_BYTES:
+        raise RecordError(
+            "request",
+            "invalid_constraint",
+            f"read {name}: it is too large (expected at most {MAX_CONSTRAINT_BYTES} bytes, got {size})",
+            name,
+        )
 
 
 def _check_content(param: str, message: _Message) -> None:

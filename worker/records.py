@@ -6,14 +6,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
-
-from worker.bedrock_requests import NOT_FOR_DIALECTS, Dialect, translate
+from worker.bedrock_requests import NOT_FOR_DIALECTS, Dialect, in_model_input, translate
 from worker.bodies import PARAMETERS, SERVED, check_body, is_known_anywhere, known_fields, refuse_unsupported
 from worker.contract.errors import UsageError
 from worker.contract.plan import Endpoint, RequestSettings, Shape
 from worker.contract.sampling import nearest
 from worker.contract.shape import detect_shape
+from worker.json_lines import parse_line
 from worker.record_errors import RecordError
 from worker.templates import RecordTemplate
 
@@ -45,23 +44,6 @@ class Record:
     """Whom the record names."""
     dialect: Dialect = "openai"
     """Whose form the answer has."""
-
-
-def parse_line(raw: bytes) -> dict[str, Any]:
-    """The line's JSON object.
-
-    Raises:
-        RecordError: it is not JSON in UTF-8 (NaN, lone surrogates and numbers beyond a float's range are not), or it
-            is no object.
-    """
-    try:
-        found = orjson.loads(raw)
-    except orjson.JSONDecodeError as error:
-        # `error.msg` says what and where, and quotes nothing of the line.
-        raise RecordError("parse", "invalid_json_line", f"read line: not JSON in UTF-8 ({error.msg})") from error
-    if not isinstance(found, dict):
-        raise RecordError("parse", "not_an_object", "read line: JSON of the wrong type (expected an object)")
-    return found
 
 
 class RecordReader:
@@ -109,7 +91,7 @@ class RecordReader:
         found = parse_line(raw)
         if self._template is not None:
             self._check_answer_key(found)
-            return self._record(*self._template.render(raw))
+            return self._record(*self._template.render(raw, found))
         detected = detect_shape(found)
         if detected not in (None, self._shape):
             raise RecordError(
@@ -144,7 +126,12 @@ class RecordReader:
             what = "the field is missing" if model_input is None else "wrong type (expected an object)"
             raise RecordError("request", "missing_field", f"read modelInput: {what}", "modelInput")
         translated = translate(model_input)
-        return self._checked(translated.endpoint, translated.fields, translated.dialect)
+        try:
+            return self._checked(translated.endpoint, translated.fields, translated.dialect)
+        except RecordError as problem:
+            if translated.dialect != "openai":
+                raise
+            raise in_model_input(problem) from problem
 
     def _checked(self, endpoint: Endpoint, given: Mapping[str, Any], dialect: Dialect = "openai") -> Record:
         """A body in which every field must be known."""

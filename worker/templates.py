@@ -6,6 +6,7 @@ ranges are bounded, but not its time. Loops within loops over 100,000 numbers ea
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from json import JSONDecoder
 from typing import Any
@@ -13,20 +14,17 @@ from typing import Any
 from jinja2.exceptions import SecurityError, UndefinedError
 
 from worker.contract.errors import UsageError
-from worker.contract.jinja import (
-    MAX_TEXT_LENGTH,
-    MissingFieldError,
-    TooMuchError,
-    UnprintableError,
-    WrittenFloat,
-    environment,
-)
+from worker.contract.jinja import MissingFieldError, UnprintableError, WrittenFloat, environment
+from worker.contract.jinja_bounds import MAX_TEXT_LENGTH, TooMuchError
 from worker.contract.output_line import decode_deep
 from worker.contract.plan import Endpoint
 from worker.contract.template import WHOLE_RECORD, TemplateText, parse_template
+from worker.json_lines import parse_line
 from worker.record_errors import RecordError
 
 _SYSTEM_ROLES = frozenset({"system", "developer"})
+_OTHER_NUMBERS = re.compile(rb"\d[.eE]|\d{19}")
+"""What may be a number that is another one once `parse_line` has read it, or is written in another way."""
 _decode = JSONDecoder(parse_float=WrittenFloat).decode
 
 
@@ -39,9 +37,6 @@ class RecordTemplate:
         Raises:
             UsageError: the template is wrong, or does not go with the rest.
         """
-        from worker.records import parse_line  # noqa: PLC0415  a reader of records has a template
-
-        self._parse_line = parse_line
         self._globals = dict(environment().globals)
         self._endpoint: Endpoint = endpoint or "chat"
         self._parsed = parse_template(template)
@@ -55,17 +50,22 @@ class RecordTemplate:
         own_roles = {message["role"] for message in self._parsed.messages or ()}
         self._system = [] if system is None or own_roles & _SYSTEM_ROLES else [{"role": "system", "content": system}]
 
-    def render(self, raw: bytes) -> tuple[Endpoint, dict[str, Any]]:
+    def render(self, raw: bytes, parsed: dict[str, Any] | None = None) -> tuple[Endpoint, dict[str, Any]]:
         """The request that a record makes.
+
+        Args:
+            raw: the line.
+            parsed: what `parse_line` has made of it, if it has been asked.
 
         Raises:
             RecordError: the line is no JSON object, has not the fields that the template uses, or makes it fail.
         """
-        self._parse_line(raw)
-        try:
-            fields: dict[str, Any] = decode_deep(_values, raw)
-        except RecursionError as error:
-            raise _failed("the record is nested too deeply") from error
+        fields = parse_line(raw) if parsed is None else parsed
+        if _OTHER_NUMBERS.search(raw):
+            try:
+                fields = decode_deep(_values, raw)
+            except RecursionError as error:
+                raise _failed("the record is nested too deeply") from error
         # In place of contexts that each copy the environment's own names and the record's.
         variables = {**self._globals, WHOLE_RECORD: fields, **fields}
         if self._parsed.messages is not None:

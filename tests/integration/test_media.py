@@ -408,6 +408,91 @@ def test_an_object_that_is_not_there_is_an_error_of_the_record(s3_bucket: str) -
     assert refusal("s3://no-such-bucket-here", "s3://no-such-bucket-here/a.png").code == "media_unavailable"
 
 
+@pytest.fixture
+def s3_host(serve: Serve, aws_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Serve:
+    """Starts a server that boto3 takes for S3."""
+
+    def start(answer: Answer) -> ImageServer:
+        server = serve({"/b/a.png": answer})
+        monkeypatch.setenv("AWS_ENDPOINT_URL", server.url(""))
+        return server
+
+    return start
+
+
+@pytest.mark.parametrize("slow", [dripping, dripping_headers])
+def test_an_object_that_drips_is_given_up_as_a_hosts_image_is(s3_host: Serve, slow: Answer) -> None:
+    server = s3_host(slow)
+    found = refusal("s3://b", "s3://b/a.png", timeout_s=0.3)
+
+    assert (found.code, found.message) == ("media_unavailable", "fetch image from s3://b: no whole answer within 0.3 s")
+    assert server.requests == {"/b/a.png": 3}
+
+
+@pytest.mark.parametrize("answer", [refusing(503), breaking_off, resetting], ids=["503", "breaking off", "resetting"])
+def test_an_object_is_asked_for_as_often_as_a_hosts_image(s3_host: Serve, answer: Answer) -> None:
+    server = s3_host(answer)
+
+    assert refusal("s3://b", "s3://b/a.png").code == "media_unavailable"
+    assert server.requests == {"/b/a.png": 3}
+
+
+def test_an_object_that_comes_at_the_second_attempt_is_taken(s3_host: Serve) -> None:
+    server = s3_host(in_turn(refusing(503), lambda handler: handler.give(IMAGE)))
+
+    assert fetch("s3://b", "s3://b/a.png") == [DATA_URL]
+    assert server.requests == {"/b/a.png": 2}
+
+
+@pytest.mark.parametrize("answer", [refusing(403), endless, lambda handler: handler.give(IMAGE + bytes(MAX_BYTES))])
+def test_an_object_that_is_not_to_be_had_is_asked_for_once(s3_host: Serve, answer: Answer) -> None:
+    server = s3_host(answer)
+    found = refusal("s3://b", "s3://b/a.png")
+
+    assert "a.png" not in found.message
+    assert server.requests == {"/b/a.png": 1}
+
+
+# --- one record's images
+
+
+def test_the_first_image_that_fails_settles_its_record_and_what_has_not_begun_never_does(serve: Serve) -> None:
+    server = serve({f"/{number}.png": IMAGE for number in range(20)})
+    fetcher = MediaFetcher([server.address], threads=1)
+    bad = fetcher.start(chat(server.url("/gone.png"), *(server.url(f"/{number}.png") for number in range(20))))
+    good = fetcher.start(chat(server.url("/3.png")))
+    assert good.result() == chat(DATA_URL)
+    fetcher.close()
+
+    problem = bad.exception(timeout=0)
+    assert isinstance(problem, RecordError)
+    assert problem.param == "messages[0].content[1].image_url"
+    assert server.requests == {"/gone.png": 1, "/3.png": 1}
+
+
+def test_a_record_that_has_failed_waits_for_none_of_its_images(serve: Serve) -> None:
+    server = serve({"/slow.png": dripping})
+    fetcher = MediaFetcher([server.address], threads=2, timeout_s=1.5)
+    failed = fetcher.start(chat(server.url("/slow.png"), server.url("/gone.png")))
+    other = fetcher.start(chat(server.url("/slow.png")))
+
+    problem = failed.exception()
+    assert not other.done()
+    fetcher.close()
+    assert isinstance(problem, RecordError)
+    assert problem.param == "messages[0].content[2].image_url"
+
+
+def test_an_image_that_was_given_up_unbegun_is_fetched_for_the_next_record(serve: Serve) -> None:
+    server = serve({"/a.png": IMAGE})
+    fetcher = MediaFetcher([server.address], threads=1)
+    try:
+        assert fetcher.start(chat(server.url("/gone.png"), server.url("/a.png"))).exception() is not None
+        assert fetcher.start(chat(server.url("/a.png"))).result() == chat(DATA_URL)
+    finally:
+        fetcher.close()
+
+
 def test_closing_does_not_wait_for_what_has_not_begun(serve: Serve) -> None:
     server = serve({f"/{number}.png": dripping for number in range(50)})
     fetcher = MediaFetcher([server.address], threads=2, timeout_s=0.5)

@@ -101,7 +101,8 @@ def check(model_input: dict[str, Any]) -> None:
     else:
         # As it stands: whoever reads on finds nothing wrong with its types.
         assert found.endpoint in ("chat", "completion")
-        check_body(found.endpoint, without_passed_on(found.fields))
+        if found.dialect != "openai":
+            check_body(found.endpoint, without_passed_on(found.fields))
         assert repr(model_input) == repr(before)
         return
     assert problem.stage in ("request", "length")

@@ -125,7 +125,6 @@ def test_values_as_deep_as_workers_write_them_are_passed_over() -> None:
     "text",
     [
         "",
-        "a",
         "a.b",
         "$x",
         "$.",
@@ -166,3 +165,7 @@ def test_any_text_is_a_path_or_refused(text: str) -> None:
 def test_several_paths_need_names_of_their_own(paths: list[str]) -> None:
     with pytest.raises(UsageError, match="read path"):
         Selection.parse(paths)
+
+
+def test_a_fields_name_alone_is_its_path() -> None:
+    assert JsonPath.parse("id") == JsonPath.parse("$.id")

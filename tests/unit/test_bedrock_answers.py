@@ -79,6 +79,22 @@ def test_an_answer_in_llamas_shape(finish: str, reason: str) -> None:
     }
 
 
+def test_what_was_changed_in_a_request_is_told_in_every_shape() -> None:
+    changes = {"clamped_max_tokens": 8, "prompt_cut": "left"}
+    usage = USAGE | changes
+
+    def told(found: dict[str, Any]) -> dict[str, Any]:
+        return {name: found[name] for name in changes if name in found}
+
+    assert told(model_output("anthropic", chat() | {"usage": usage})["usage"]) == changes
+    assert told(model_output("converse", chat() | {"usage": usage})["usage"]) == changes
+    assert told(model_output("llama", completion() | {"usage": usage})) == changes
+    assert told(model_output("openai", chat() | {"usage": usage})["usage"]) == changes
+    assert told(model_output("llama", completion() | {"usage": USAGE | {"prompt_cut": "right"}})) == {
+        "prompt_cut": "right"
+    }
+
+
 def test_an_answer_in_openais_shape_is_the_engines() -> None:
     assert model_output("openai", chat(stop="END")) == chat(stop="END")
 

@@ -10,7 +10,9 @@ import orjson
 import pytest
 from botocore.validate import ParamValidator
 
-from worker.bedrock_requests import Translated, translate
+from worker.bedrock_converse import ADDITIONAL_FIELDS
+from worker.bedrock_requests import NOT_FOR_DIALECTS, Translated, translate
+from worker.bodies import is_known_anywhere
 from worker.contract.shape import detect_shape
 from worker.record_errors import RecordError
 from worker.records import RecordReader
@@ -39,7 +41,7 @@ def blocks(*found: Any, role: str = "user") -> list[dict[str, Any]]:
 
 def refusal(model_input: dict[str, Any]) -> RecordError:
     with pytest.raises(RecordError) as caught:
-        translate(model_input)
+        RecordReader("bedrock", "response", {}).read(orjson.dumps({"modelInput": model_input}))
     return caught.value
 
 
@@ -225,6 +227,24 @@ def test_a_last_message_of_the_assistants_is_gone_on_with(model_input: dict[str,
 
     assert found["messages"][-1] == {"role": "assistant", "content": "It is"}
     assert (found["continue_final_message"], found["add_generation_prompt"]) == (True, False)
+
+
+def test_whose_a_bucket_must_be_is_not_left_unchecked() -> None:
+    location = {"uri": "s3://b/a.png", "bucketOwner": "111122223333"}
+    problem = refusal(converse(messages=blocks({"image": {"format": "png", "source": {"s3Location": location}}})))
+
+    assert (problem.kind, problem.param) == (
+        "request.unsupported_parameter",
+        "modelInput.messages[0].content[0].image.source.s3Location.bucketOwner",
+    )
+
+
+def test_what_other_dialects_have_no_place_for_is_no_parameter_of_theirs() -> None:
+    assert {"n", "logprobs", "top_logprobs", "prompt_logprobs", "echo"} <= NOT_FOR_DIALECTS
+    assert not NOT_FOR_DIALECTS & ADDITIONAL_FIELDS
+    for model_input in (anthropic(), converse(), {"prompt": "a"}):
+        assert not NOT_FOR_DIALECTS & translate(model_input).fields.keys()
+    assert all(is_known_anywhere(name) for name in NOT_FOR_DIALECTS)
 
 
 def test_thinking_is_turned_on_and_off_by_the_template() -> None:
@@ -430,6 +450,8 @@ TOOL_USE = {"type": "tool_use", "id": "t", "name": "f", "input": {}}
         ({"messages": [{"role": "user"}]}, "invalid_parameter", "messages[0].content"),
         ({"messages": HELLO, "stream": True}, "unsupported_parameter", "stream"),
         ({"prompt": "", "max_tokens": 5}, "empty_prompt", "prompt"),
+        ({"messages": HELLO, "x" * 100: 5}, "unknown_field", "x" * 80),
+        ({"messages": blocks({"type": "text", "text": 1})}, "invalid_parameter", "messages[0].content[0].text"),
     ],
 )
 def test_an_error_names_the_field_where_its_owner_wrote_it(model_input: dict[str, Any], code: str, param: str) -> None:

@@ -76,6 +76,7 @@ def deep(keyword: str, levels: int) -> Any:
         {"type": "no such type"},
         {"properties": 5},
         {"pattern": "("},
+        {"properties": {"aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaab": {"multipleOf": 0.3}}},
         {"pattern": "^(a+)+$"},
         {"patternProperties": {"^(a+)+$": False}, "additionalProperties": False},
         deep("anyOf", 150),

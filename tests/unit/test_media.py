@@ -12,7 +12,8 @@ import pytest
 from tests.image_server import png
 from worker.contract.errors import UsageError
 from worker.contract.media_allowed import DEFAULT_PORTS, read_allowed_media
-from worker.media import MediaFetcher, find_images, media_urls
+from worker.media import MediaFetcher
+from worker.media_images import MAX_IMAGES, find_images
 from worker.media_kinds import image_type
 from worker.media_url import parse_http_url
 from worker.record_errors import RecordError
@@ -46,16 +47,18 @@ FORMS = [
 
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_of_an_image_part_is_found_and_becomes_one_form(form: Any, fetcher: MediaFetcher) -> None:
-    assert media_urls(chat({"type": "text", "text": "t"}, form("https://h/a"))) == ["https://h/a"]
+    assert [found.url for found in find_images(chat({"type": "text", "text": "t"}, form("https://h/a")))] == [
+        "https://h/a"
+    ]
     body = fetcher.start(chat({"type": "text", "text": "t"}, form(DATA_URL))).result(timeout=0)
 
     assert body == chat({"type": "text", "text": "t"}, image(DATA_URL))
 
 
-def test_each_url_is_named_once_and_data_urls_are_not_fetched() -> None:
+def test_each_image_is_found_where_it_stands_and_data_urls_are_not_fetched() -> None:
     body = chat(image("https://h/b"), image(DATA_URL), image("s3://b/k"), image("https://h/b"), image("HTTP://h/a"))
 
-    assert media_urls(body) == ["https://h/b", "s3://b/k", "HTTP://h/a"]
+    assert [found.is_fetched for found in find_images(body)] == [True, False, True, True, True]
     assert [found.param for found in find_images(body)][:2] == [
         "messages[1].content[0].image_url",
         "messages[1].content[1].image_url",
@@ -66,7 +69,7 @@ def test_each_url_is_named_once_and_data_urls_are_not_fetched() -> None:
     "body", [{"prompt": "p"}, chat(), chat("text", {"type": "text", "text": "t"}), {"messages": [{"role": "user"}]}]
 )
 def test_a_body_without_images_is_given_back_as_it_is(body: dict[str, Any], fetcher: MediaFetcher) -> None:
-    assert media_urls(body) == []
+    assert find_images(body) == []
     assert fetcher.start(body).result(timeout=0) is body
 
 
@@ -86,9 +89,19 @@ def test_a_body_without_images_is_given_back_as_it_is(body: dict[str, Any], fetc
 )
 def test_other_places_are_never_fetched(url: str, fetcher: MediaFetcher) -> None:
     with pytest.raises(RecordError) as caught:
-        media_urls(chat(image(url)))
+        find_images(chat(image(url)))
     assert (caught.value.stage, caught.value.code) == ("request", "media_not_allowed")
     assert fetcher.start(chat(image(url))).exception(timeout=0) is not None
+
+
+@pytest.mark.parametrize("url", ["https://h/a", DATA_URL])
+def test_a_record_has_so_many_images_and_no_more(url: str, fetcher: MediaFetcher) -> None:
+    assert len(find_images(chat(*[image(url)] * MAX_IMAGES))) == MAX_IMAGES
+
+    problem = fetcher.start(chat(*[image(url)] * (MAX_IMAGES + 1))).exception(timeout=0)
+    assert isinstance(problem, RecordError)
+    assert (problem.kind, problem.param) == ("request.too_many_images", f"messages[1].content[{MAX_IMAGES}].image_url")
+    assert fetcher.fetch_count == 0
 
 
 @pytest.mark.parametrize("url", [None, 1, [], {"url": "https://h/a"}])
@@ -206,14 +219,20 @@ def test_an_entry_allows_its_host_alone(entry: str, url: str, allowed: bool) -> 
     [
         PRIVATE, LOOPBACK, METADATA, "0.0.0.0", "100.64.0.1", "169.254.170.2", "192.168.1.1", "224.0.0.1", "::1", "::",
         "fe80::1", "fd00:ec2::254", "fd12::1", "ff02::1", "::ffff:127.0.0.1", "::ffff:169.254.169.254", "2002:7f00:1::",
-        "64:ff9b::7f00:1", "64:ff9b::a9fe:a9fe",
+        "64:ff9b::7f00:1", "64:ff9b::a9fe:a9fe", "64:ff9b:1::7f00:1", "64:ff9b:1:a9fe:a9:fe00::", "fec0::1", "::127.0.0.1",
+        "::169.254.169.254", "2002:a9fe:a9fe::1", "2001:0:5db8:d822::5601:5601", "2001:0:7f00:1::1", "2001:2::1", "2001:db8::1",
+        "0.1.2.3", "127.1.2.3", "172.31.0.1", "192.0.0.1", "192.0.0.200", "192.0.2.1", "192.88.99.1", "198.18.0.1", "198.51.100.1",
+        "203.0.113.1", "240.0.0.1", "255.255.255.255", "ff0e::1", "100::1", "fc00::1", "::ffff:0:7f00:1", "4000::1",
     ],
 )  # fmt: skip
 def test_a_name_never_leads_to_a_private_address(address: str) -> None:
     assert not permits("h.example", "https://h.example/", address)
 
 
-@pytest.mark.parametrize("address", [PUBLIC, "2606:2800:220:1::1", "64:ff9b::5db8:d822", "::ffff:93.184.216.34"])
+@pytest.mark.parametrize(
+    "address",
+    [PUBLIC, "2606:2800:220:1::1", "64:ff9b::5db8:d822", "::ffff:93.184.216.34", "2002:5db8:d822::1", "2a05:d018::1"],
+)
 def test_a_name_leads_to_public_addresses(address: str) -> None:
     assert permits("h.example", "https://h.example/", address)
 
@@ -227,6 +246,16 @@ def test_a_name_leads_to_public_addresses(address: str) -> None:
         ("h.example:80", "http://h.example/", "::ffff:169.254.169.254", False),
         ("h.example:80", "http://h.example/", "fd00:ec2::254", False),
         ("h.example:80", "http://h.example/", "0.0.0.0", False),
+        ("h.example:80", "http://h.example/", "0.0.0.1", False),
+        ("h.example:80", "http://h.example/", "::", False),
+        ("h.example:80", "http://h.example/", "::1", True),
+        ("h.example:80", "http://h.example/", "fd12::1", True),
+        ("h.example:80", "http://h.example/", "100.64.0.1", True),
+        ("h.example:80", "http://h.example/", "::169.254.169.254", False),
+        ("h.example:80", "http://h.example/", "64:ff9b:1::a9fe:a9fe", False),
+        ("h.example:80", "http://h.example/", "2001:0:a9fe:a9fe::1", False),
+        ("h.example:80", "http://h.example/", "2002:a9fe:a9fe::1", False),
+        ("h.example:80", "http://h.example/", "255.255.255.255", False),
         (PRIVATE, f"http://{PRIVATE}/", PRIVATE, True),
         (PRIVATE, f"http://{PRIVATE}/", LOOPBACK, False),
         ("[fd12::1]", "http://[fd12::1]/", "fd12::1", True),

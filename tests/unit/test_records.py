@@ -450,3 +450,29 @@ def test_defaults_that_a_dialect_has_no_place_for_are_left_out() -> None:
 
     assert (anthropic.body.get("n"), anthropic.body.get("logprobs"), anthropic.body["seed"]) == (None, None, 7)
     assert (openai.body["n"], openai.body["logprobs"], openai.body["seed"]) == (2, True, 7)
+
+
+def test_prompts_times_choices_are_limited() -> None:
+    assert refused(PLAIN, {"prompt": ["a"] * 100, "n": 11}).param == "n"
+    assert plain(prompt=["a"] * 100, n=10).body["n"] == 10
+
+
+def test_a_constraint_that_would_take_minutes_to_compile_is_refused() -> None:
+    properties = {f"name {number}": {"type": "boolean"} for number in range(4000)}
+    large = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"properties": properties}}}
+
+    found = refused(PLAIN, {"messages": HELLO, "response_format": large})
+
+    assert (found.kind, found.param) == ("request.invalid_constraint", "response_format")
+    assert refused(PLAIN, {"prompt": "a", "structured_outputs": {"regex": "a" * 70_000}}).param == "structured_outputs"
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"input": ["a"] * 32_769},
+        {"input": [[5]] * 32_769},
+    ],
+)
+def test_texts_of_one_record_are_limited(record: dict[str, Any]) -> None:
+    assert refused(PLAIN, record).param == "input"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from worker.contract import jinja
 from worker.contract.errors import UsageError
 from worker.contract.template import parse_template
+from worker.json_lines import parse_line
 from worker.record_errors import RecordError
 from worker.templates import RecordTemplate
 
@@ -241,6 +243,139 @@ def test_what_a_template_makes_is_bounded(template: str, monkeypatch: pytest.Mon
     assert "it asks for too much" in error_of(template).message
 
 
+HUGE = 9_999_999_999
+GREEDY = json.dumps(
+    {
+        "w": HUGE,
+        "s": "ab",
+        "n": 7,
+        "tabs": "\t" * 50,
+        "lines": "a\n" * 50,
+        "braces": f"{{:>{HUGE}}}",
+        "percent": f"%{HUGE}d",
+        "star": "%*d",
+        "deep": json.loads("[" * 250 + "1," * 25_000 + "1" + "]" * 250),
+        "x": "x" * 100_000,
+    }
+).encode()
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "s.ljust(w)",
+        "s.rjust(w, '-')",
+        "s.center(w)",
+        "s.zfill(w)",
+        "s.encode().center(w)",
+        "(s | attr('center'))(w)",
+        "s | center(w)",
+        "s | center(width=w)",
+        "[s] | map('center', w) | first",
+        "tabs.expandtabs(w)",
+        "tabs.expandtabs(tabsize=w)",
+        "lines | indent(w)",
+        "lines | indent(width=w)",
+        "lines | indent(x * 100)",
+        "s | indent(w, true)",
+        "braces.format(n)",
+        "'{:{}}'.format(n, w)",
+        "'{s:>{w}}'.format_map(record)",
+        "'{:.{}f}'.format(n, w)",
+        "('{0}' * 1000).format(x)",
+        "(s | e).format(n) ~ (braces | e).format(n)",
+        "percent % n",
+        "percent | format(n)",
+        "'%.9999999999d' % n",
+        "star % (w, n)",
+        "'%(n)9999999999d' % record",
+        "'%(x)s' * 1000 % record",
+        "'%((a))9999999999d' % record",
+        "percent.encode() % n",
+        "x.replace('x', x)",
+        "x.replace('', x)",
+        "x | replace('x', x)",
+        "x | replace('', x)",
+        "x | wordwrap(1, true, x)",
+        "x | wordwrap(1, wrapstring=x)",
+        "[x] * 1000",
+        "([x] * 1000) | join",
+        "range(1000) | join(x)",
+        "x.join(['a'] * 1000)",
+        "''.join([x] * 1000)",
+        "([x] * 1000) | string",
+        "[x] * 1000 ~ ''",
+        "([x] * 1000) | tojson",
+        "'%s' % ([[x] * 1000],)",
+        "x.translate({120: x})",
+        "n.to_bytes(w, 'big')",
+        "[1] | batch(w, 0) | list",
+        "[1] | slice(w, 0) | list",
+        "n | round(w, 'ceil')",
+        "deep | tojson(indent=16)",
+        "range(w)",
+        "s * w",
+        "s.encode() * w",
+        "2 ** w",
+    ],
+)
+def test_a_record_cannot_ask_a_template_for_gigabytes(expression: str) -> None:
+    assert "it asks for too much" in error_of(f"{{{{ {expression} }}}}", GREEDY).message
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% set o = namespace(v=x) %}{% for i in range(40) %}{% set o.v = o.v ~ o.v %}{% endfor %}",
+        "{% set o = namespace(v=x) %}{% for i in range(40) %}{% set o.v = o.v + o.v %}{% endfor %}",
+        "{% set o = namespace(v=[x]) %}{% for i in range(40) %}{% set o.v = o.v + o.v %}{% endfor %}",
+        "{% set o = namespace(v=3) %}{% for i in range(40) %}{% set o.v = o.v * o.v %}{% endfor %}{{ x }}",
+        "{% set o = namespace(v=x) %}{% for i in range(40) %}{% set y %}{{ o.v }}{{ o.v }}{% endset %}{% set o.v = y %}{% endfor %}",
+        "{% macro m(v) %}{{ v ~ v }}{% endmacro %}{% set o = namespace(v=x) %}{% for i in [x] * 40 %}{% set o.v = m(o.v) %}{% endfor %}",
+        "{% filter indent(w) %}{{ lines }}{% endfilter %}",
+    ],
+)
+def test_no_text_grows_without_bound(template: str) -> None:
+    assert "it asks for too much" in error_of(template, GREEDY).message
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        ("s.ljust(4) ~ s.zfill(4) ~ (s | center(4)) ~ '\\ta'.expandtabs(2)", "ab  00ab ab   a"),
+        ("'{:>4}{!r}{s:.1}'.format(n, s, s=s)", "   7'ab'a"),
+        ("'{n:03}'.format_map(record)", "007"),
+        ("'%03d|%-4s|%.1f|%*d|%%' % (n, s, 1.25, 3, n)",
+         "007|ab  |1.2|  7|%"),
+        ("'%(n)03d' % record ~ ('%s-%s' | format(n, s)) ~ 7 % 4", "0077-ab3"),
+        ("('a\\nb' | indent(2)) ~ ('a b' | wordwrap(1, true, '/'))", "a\n  ba/b"),
+        ("'{}<'.format('<') ~ ('{}<' | e).format('<')", "<<&lt;&lt;"),
+        ("[1, 2, 3] | batch(2, 0) | list ~ ([1, 2, 3] | slice(2) | list)", "[[1, 2], [3, 0]][[1, 2], [3]]"),
+        ("['a', n] | join('-') ~ '+'.join(['a', 'b']) ~ ([{'k': 1}] | join(attribute='k'))", "a-7a+b1"),
+        ("s.replace('a', 'cc') ~ (s | replace('b', '', 1)) ~ s.translate({97: 'z'}) ~ 2 * 3 ~ 2 ** 10 ~ (n | round(1))",
+         "ccbazb610247"),
+        ("([1] + [2]) ~ (1 + 2) ~ ('a' + 'b') ~ (n.to_bytes(1, 'big') | length)", "[1, 2]3ab1"),
+        ("{'a': [1]} | tojson(indent=1)", '{\n "a": [\n  1\n ]\n}'),
+        ("'1999 %s 12345678901' % s", "1999 ab 12345678901"),
+    ],
+)  # fmt: skip
+def test_what_is_within_bounds_is_made(expression: str, expected: str) -> None:
+    assert text_of(f"{{{{ {expression} }}}}{{% if s %}}{{% endif %}}", b'{"s":"ab","n":7}') == expected
+
+
+def test_a_line_that_is_parsed_already_is_rendered_as_it_is_written() -> None:
+    template = RecordTemplate("{{ a }} {{ b }}", endpoint="completion")
+
+    for raw in (
+        b'{"a":1.10,"b":"x"}',
+        b'{"a":18446744073709551616,"b":"x"}',
+        b'{"a":1E5,"b":"x"}',
+        b'{"a":-7,"b":"1.5"}',
+    ):
+        assert template.render(raw, parse_line(raw)) == template.render(raw)
+    assert template.render(b'{"a":1.10,"b":"x"}', {"a": 1.1, "b": "x"})[1] == {"prompt": "1.10 x"}
+
+
 def test_a_template_without_an_end_goes_too_deep() -> None:
     assert "too deep" in error_of("{% macro m(x) %}{{ m(x) }}{% endmacro %}{{ m(a) }}").message
 
@@ -308,7 +443,7 @@ def test_settings_that_do_not_go_together_are_refused(template: str, system: str
         RecordTemplate(template, system, endpoint)
 
 
-@pytest.mark.parametrize("text", ['["{{ a }}"]', "[{{ a }}]", '[{"role": "user"}, {{ a }}]', '{"a": {{ a | tojson }}}'])
+@pytest.mark.parametrize("text", ['["{{ a }}"]', "[{{ a }}]", '{"a": {{ a | tojson }}}'])
 def test_what_only_looks_like_messages_is_a_text(text: str) -> None:
     assert parse_template(text).messages is None
     assert text_of(text, b'{"a":1}') == text.replace("{{ a }}", "1").replace("{{ a | tojson }}", "1")
@@ -345,3 +480,22 @@ def test_the_examples_go_together(name: str) -> None:
     assert all("{" not in content for content in contents)
     assert "Rain jacket" in contents[4]
     assert name == "messages.json" or ("(80.10 EUR" in contents[4] and "in English." in contents[7])
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        '[{"role":"user","content":"{{ id }}"},]',
+        ' [ {"role": "user", "content": "{{ id }}"}, 5]',
+        '[{"role": "{{ id }}"',
+        '[{"role": "user"}, {{ id }}]',
+    ],
+)
+def test_what_begins_like_messages_and_is_none_is_refused(source: str) -> None:
+    with pytest.raises(UsageError, match="read template: "):
+        parse_template(source)
+
+
+def test_a_text_that_begins_with_a_bracket_is_a_text() -> None:
+    for source in ("[{{ id }}]", "[x] {{ id }}", '[{% if id %}"{% endif %}'):
+        assert parse_template(source).text is not None

@@ -5,21 +5,34 @@ The submitter compiles a run's template with it before the run is planned; worke
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import cache, partial
+from collections.abc import Callable, Mapping
+from functools import cache, partial, update_wrapper
 from json.encoder import encode_basestring
 from math import isfinite
+from types import BuiltinMethodType, MethodType
 from typing import Any, Self, cast
 
 import msgspec
-from jinja2 import StrictUndefined, TemplateRuntimeError, Undefined, UndefinedError
+from jinja2 import StrictUndefined, TemplateRuntimeError, Undefined, UndefinedError, nodes
+from jinja2.compiler import CodeGenerator, Frame, optimizeconst
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import missing
+from markupsafe import Markup
 
-MAX_TEXT_LENGTH = 64 << 20
-"""Characters that one string of a template, or one repetition within it, may come to."""
-_MAX_POWER_BITS = 4_096
+from worker.contract.jinja_bounds import (
+    BoundedEscapeFormatter,
+    BoundedFormatter,
+    bounded_filters,
+    check_call,
+    check_length,
+    check_operation,
+    concatenate,
+    measured,
+    text_length,
+)
+
+_WIDEST_INDENT = 16
 
 
 class MissingFieldError(UndefinedError):
@@ -32,10 +45,6 @@ class MissingFieldError(UndefinedError):
 
 class UnprintableError(TemplateRuntimeError):
     """A template printed a null or a function."""
-
-
-class TooMuchError(TemplateRuntimeError):
-    """A template asked for more than `MAX_TEXT_LENGTH`."""
 
 
 class WrittenFloat(float):
@@ -70,13 +79,30 @@ class _Missing(StrictUndefined):
         super().__init__(hint, obj, name, exc)
 
 
-class RecordEnvironment(ImmutableSandboxedEnvironment):
-    """The sandbox, with a record's objects read by their fields before their methods."""
+class _Generator(CodeGenerator):
+    """Measures what `~` joins."""
 
-    intercepted_binops = frozenset({"*", "**"})
+    @optimizeconst
+    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802  the name is the base's
+        joins = "markup_join if context.eval_ctx.autoescape else str_join"
+        self.write(f"({joins})(environment.measured((")
+        for part in node.nodes:
+            self.visit(part, frame)
+            self.write(", ")
+        self.write(")))")
+
+
+class RecordEnvironment(ImmutableSandboxedEnvironment):
+    """The sandbox, with a record's objects read by their fields before their methods, and bounds on what is made."""
+
+    code_generator_class = _Generator
+    intercepted_binops = frozenset({"*", "**", "+", "%"})
+    concat = staticmethod(concatenate)
+    measured = staticmethod(measured)
 
     def __init__(self) -> None:
         super().__init__(undefined=_Missing, finalize=_printable, autoescape=False, keep_trailing_newline=True)
+        self.filters = bounded_filters()
         # A record that is done twice has to give the same request twice.
         del self.globals["lipsum"], self.filters["random"]
         self.filters["tojson"] = to_json
@@ -87,12 +113,32 @@ class RecordEnvironment(ImmutableSandboxedEnvironment):
         return super().getattr(obj, attribute)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        if operator == "*":
-            _check_repetition(left, right)
-            _check_repetition(right, left)
-        elif isinstance(left, int) and isinstance(right, int) and left.bit_length() * right > _MAX_POWER_BITS:
-            raise TooMuchError
+        check_operation(operator, left, right)
         return super().call_binop(context, operator, left, right)
+
+    def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
+        found = super().call(context, obj, *check_call(obj, args, kwargs), **kwargs)
+        if isinstance(found, str):
+            check_length(len(found))
+        return found
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """`str.format` and `str.format_map`, whatever they are called by."""
+        text, name = getattr(value, "__self__", None), getattr(value, "__name__", "")
+        if not isinstance(text, str) or not isinstance(value, BuiltinMethodType | MethodType):
+            return None
+        if name not in ("format", "format_map"):
+            return None
+
+        def formatted(*args: Any, **kwargs: Any) -> str:
+            if name == "format_map":
+                (kwargs,), args = args, ()
+            formatter = (
+                BoundedEscapeFormatter(self, escape=text.escape) if isinstance(text, Markup) else BoundedFormatter(self)
+            )
+            return type(text)(formatter.vformat(text, args, kwargs))
+
+        return update_wrapper(formatted, value)
 
 
 @cache
@@ -103,8 +149,27 @@ def environment() -> RecordEnvironment:
 
 def to_json(value: Any, indent: int | None = None) -> str:
     """The `tojson` filter: JSON on one line, nothing escaped for HTML, numbers as the record has them."""
+    check_length(text_length(value))
     found = _json(value)
-    return found if indent is None else msgspec.json.format(found, indent=min(indent, 16))
+    if indent is not None:
+        indent = min(indent, _WIDEST_INDENT)
+        check_length(len(found) + _line_count(found) * indent * _depth(value))
+        found = msgspec.json.format(found, indent=indent)
+    check_length(len(found))
+    return found
+
+
+def _line_count(found: str) -> int:
+    """Of indented JSON, at most."""
+    return 1 + found.count(",") + 2 * (found.count("{") + found.count("["))
+
+
+def _depth(value: Any) -> int:
+    depth, level = 0, [value]
+    while level := [part for part in level if isinstance(part, (Mapping, list, tuple))]:
+        depth += 1
+        level = [inner for part in level for inner in (part.values() if isinstance(part, Mapping) else part)]
+    return depth
 
 
 def _json(value: Any) -> str:
@@ -129,9 +194,6 @@ def _plain_json(value: float | None) -> str:
 def _printable(value: Any) -> Any:
     if value is None or (callable(value) and not isinstance(value, Undefined)):
         raise UnprintableError
+    if isinstance(value, (list, tuple, dict)):
+        check_length(text_length(value))
     return value
-
-
-def _check_repetition(repeated: Any, count: Any) -> None:
-    if isinstance(repeated, (str, list, tuple)) and isinstance(count, int) and len(repeated) * count > MAX_TEXT_LENGTH:
-        raise TooMuchError

@@ -24,13 +24,52 @@ from worker.contract.errors import UsageError
 
 Scheme = Literal["http", "https"]
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 DEFAULT_PORTS: dict[Scheme, int] = {"http": 80, "https": 443}
 
 _ENTRY = re.compile(r"(?:(https?)://)?(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::(\d{1,5}))?/?")
-_METADATA = ipaddress.ip_network("fd00:ec2::/32")
-"""Where AWS answers by IPv6 with instance metadata and credentials; by IPv4 these addresses are link-local."""
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
+_IPV4_COMPATIBLE = ipaddress.ip_network("::/96")
+_PUBLIC_IPV6 = ipaddress.ip_network("2000::/3")
+_NEVER = tuple(
+    map(
+        ipaddress.ip_network,
+        (
+            "0.0.0.0/8",  # to Linux this machine
+            "169.254.0.0/16",
+            "224.0.0.0/3",  # multicast, reserved, broadcast
+            "64:ff9b:1::/48",  # NAT64 of somebody's own: which IPv4 address is meant, only they know
+            "2001::/32",  # Teredo, likewise
+            "fd00:ec2::/32",  # AWS's metadata and credentials; by IPv4 these are link-local
+            "fe80::/10",
+            "ff00::/8",
+        ),
+    )
+)
+"""Where no name leads, not even one that is allowed with its port."""
+_NOT_PUBLIC = tuple(
+    map(
+        ipaddress.ip_network,
+        (
+            "10.0.0.0/8",
+            "100.64.0.0/10",  # a carrier's, or a cluster's own
+            "127.0.0.0/8",
+            "172.16.0.0/12",
+            "192.0.0.0/24",
+            "192.0.2.0/24",
+            "192.88.99.0/24",
+            "192.168.0.0/16",
+            "198.18.0.0/15",  # benchmarks
+            "198.51.100.0/24",
+            "203.0.113.0/24",
+            "2001::/23",  # the IETF's own
+            "2001:db8::/32",
+            "3fff::/20",
+        ),
+    )
+)
+"""By the registries of special addresses; what `is_global` says of them depends on Python's version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +90,9 @@ class AllowedHost:
         found = _plain(address)
         if _as_address(self.host) in (address, found):
             return True
-        if found.is_multicast or found.is_unspecified:
+        if found.is_unspecified or _is_among(found, _NEVER):
             return False
-        if found.is_link_local or (found.version == 6 and found in _METADATA):
-            return False
-        return found.is_global or self.port is not None
+        return self.port is not None or _is_public(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +162,18 @@ def _as_address(host: str) -> Address | None:
 
 def _plain(address: Address) -> Address:
     """The IPv4 address that an IPv6 one stands for, if it stands for one: a way around the check otherwise."""
-    if address.version == 4:
+    if address.version == 4 or address.is_unspecified or address.is_loopback:
         return address
-    if address in _NAT64:
+    if address in _NAT64 or address in _IPV4_COMPATIBLE:
         return ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
     return address.ipv4_mapped or address.sixtofour or address
+
+
+def _is_public(address: Address) -> bool:
+    if address.version == 6 and address not in _PUBLIC_IPV6:
+        return False
+    return not _is_among(address, _NOT_PUBLIC)
+
+
+def _is_among(address: Address, networks: Iterable[Network]) -> bool:
+    return any(address.version == network.version and address in network for network in networks)

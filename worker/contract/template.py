@@ -6,6 +6,7 @@ name"]`). A field called `record` is that field. `self` stays Jinja's own name.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,7 @@ from worker.contract.jinja import environment
 
 WHOLE_RECORD = "record"
 
+_LIKE_MESSAGES = re.compile(r"\s*\[\s*\{\s*\"")
 _SYNTAX_HINT = "it is Jinja: {{ field }} prints a field of the record"
 _ELSEWHERE = (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)
 
@@ -71,14 +73,27 @@ def parse_template(source: str) -> ParsedTemplate:
 
 
 def messages_of(source: str) -> list[Any] | None:
-    """A template's messages, if it is a JSON list of objects."""
+    """A template's messages, if it is a JSON list of objects.
+
+    Raises:
+        UsageError: it begins like one, and is none.
+    """
     if not source.lstrip().startswith("["):
         return None
+    begins_like_one = _LIKE_MESSAGES.match(source) is not None
     try:
         found = orjson.loads(source)
-    except orjson.JSONDecodeError:
+    except orjson.JSONDecodeError as error:
+        if begins_like_one:
+            raise UsageError(
+                f"read template: it begins like a JSON list of messages, and is none ({error.msg})"
+            ) from error
         return None
-    return found if all(isinstance(one, dict) for one in found) else None
+    if all(isinstance(one, dict) for one in found):
+        return list(found)
+    if begins_like_one:
+        raise UsageError("read template: a message of the list is no object (expected role and content in each)")
+    return None
 
 
 def _check_messages(messages: list[Any]) -> None:
