@@ -20,7 +20,7 @@ demo: .venv/engine.stamp $(DEMO_MODEL)/config.json ## from prompts to answers on
 
 test: .venv/dev.stamp ## the whole test suite, the real engine included
 	@# Side by side, file by file; the engines alone, since each fills a machine.
-	.venv/bin/python -m pytest tests/unit tests/property tests/integration tests/infra tests/fault -n auto --dist loadfile
+	.venv/bin/python -m pytest tests/unit tests/property tests/integration tests/infra tests/fault -n auto --dist loadfile --no-loadscope-reorder
 	.venv/bin/python -m pytest tests/engine
 
 check: lint types test ## all that CI checks

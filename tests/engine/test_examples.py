@@ -21,6 +21,7 @@ import orjson
 import pytest
 
 from examples.record_answers import EXAMPLES
+from examples.record_answers import MODEL as SERVED_NAME
 from tests.engine.run_batch import assert_same, run_batch
 from tests.models import default_cache, minilm
 
@@ -91,7 +92,7 @@ def test_answers_of_a_real_model_are_those_of_run_batch(answers: Path, tmp_path:
         and lines[record["custom_id"]]["response"]["status_code"] == 200
     ]
 
-    reference = run_batch(tmp_path, records, model_folder())
+    reference = run_batch(tmp_path, records, model_folder(), "--served-model-name", SERVED_NAME)
 
     assert len(records) == COMPARED_COUNT
     for record, theirs in zip(records, reference, strict=True):
