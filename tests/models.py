@@ -54,22 +54,8 @@ def default_cache() -> Path:
 
 
 def tiny_llama(cache: Path | None = None) -> Path:
-    """The folder of the tiny model, built if it is not there. Safe to call from several processes at once."""
-    folder = (cache or default_cache()) / f"tiny-llama-{_VERSION}"
-    if folder.exists():
-        return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
-    try:
-        _save_tiny_llama(scratch)
-        # Whoever renames second finds a full folder in place, which rename refuses: theirs is as good as ours.
-        scratch.rename(folder)
-    except OSError:
-        if not folder.exists():
-            raise
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-    return folder
+    """The folder of the tiny model."""
+    return _built(f"tiny-llama-{_VERSION}", _save_tiny_llama, cache)
 
 
 def _save_tiny_llama(folder: Path, tokens: Sequence[str] = (), template: str = _CHAT_TEMPLATE) -> None:
@@ -241,7 +227,7 @@ def _built(name: str, save: Callable[[Path], None], cache: Path | None) -> Path:
     scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
     try:
         save(scratch)
-        # As in `tiny_llama`: a full folder in place is as good as ours.
+        # Whoever renames second finds a full folder in place, which rename refuses: theirs is as good as ours.
         scratch.rename(folder)
     except OSError:
         if not folder.exists():

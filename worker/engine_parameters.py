@@ -5,9 +5,9 @@ Records of a run have few sets of parameters, often one: each is validated but o
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-import orjson
 from vllm.exceptions import VLLMValidationError
 from vllm.renderers import merge_kwargs
 from vllm.sampling_params import SamplingParams
@@ -19,9 +19,8 @@ from worker.engine_errors import cut
 from worker.engine_openai import ChatCompletionRequest, CompletionRequest, OpenAILayer
 from worker.json_answers import JsonRule
 from worker.record_errors import RecordError
+from worker.remembered import MAX_REMEMBERED_COUNT, Remembered
 
-MAX_REMEMBERED_COUNT = 1024
-"""Of sets of parameters. In a run where each record has its own, remembering them would fill the memory."""
 FIRST_BACKEND = "xgrammar"
 """What vLLM's `auto` takes for constraints wherever it can. An engine has but one backend: the first that is asked for."""
 
@@ -127,7 +126,7 @@ class ParameterCache:
     def __init__(self, engine: LLMEngine, layer: OpenAILayer, sampling_defaults: dict[str, Any]) -> None:
         self._layer = layer
         self._context = _Context(engine, sampling_defaults)
-        self._known: dict[tuple[Endpoint, bytes], Parameters] = {}
+        self._known: Remembered[Parameters] = Remembered()
 
     def get(self, endpoint: Endpoint, given: dict[str, Any]) -> Parameters:
         """Those of a record.
@@ -135,13 +134,4 @@ class ParameterCache:
         Raises:
             RecordError, Exception: as `Parameters`.
         """
-        try:
-            key = endpoint, orjson.dumps(given)
-        except orjson.JSONEncodeError as error:
-            raise RecordError("request", "invalid_parameter", "read body: a parameter is nested too deeply") from error
-        found = self._known.get(key)
-        if found is None:
-            if len(self._known) >= MAX_REMEMBERED_COUNT:
-                self._known.clear()
-            found = self._known[key] = Parameters(endpoint, given, self._layer, self._context)
-        return found
+        return self._known.get(endpoint, given, partial(Parameters, endpoint, given, self._layer, self._context))

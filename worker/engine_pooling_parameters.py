@@ -5,9 +5,8 @@ Records of a run have few sets of parameters, often one: each is validated but o
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
-
-import orjson
 
 from worker.contract.plan import Endpoint, OnTooLong
 from worker.engine_pooling_layer import (
@@ -19,9 +18,7 @@ from worker.engine_pooling_layer import (
 from worker.pooling_fields import SCORE_PAIRS, conversations_of, score_pair
 from worker.record_errors import RecordError
 from worker.records import Record
-
-MAX_REMEMBERED_COUNT = 1024
-"""Of sets of parameters. In a run where each record has its own, remembering them would fill the memory."""
+from worker.remembered import Remembered
 
 _ANY_TEXT = "-"
 _CONTENT = frozenset({"input", "messages", "query", "documents", *(name for pair in SCORE_PAIRS for name in pair)})
@@ -47,7 +44,7 @@ class ParameterCache:
     def __init__(self, model_config: Any, tokenizer: Any, on_too_long: OnTooLong) -> None:
         self._model_config = model_config
         self._truncation = _truncation(on_too_long, tokenizer)
-        self._known: dict[tuple[str, bool, bytes], Parameters] = {}
+        self._known: Remembered[Parameters] = Remembered()
 
     def get(self, record: Record, processor: Any, *, is_chat: bool) -> Parameters:
         """A record's.
@@ -57,17 +54,14 @@ class ParameterCache:
             Exception: whatever vLLM's request classes raise.
         """
         given = {name: value for name, value in record.body.items() if name not in _CONTENT}
-        key = record.endpoint, is_chat, orjson.dumps(given)
-        found = self._known.get(key)
-        if found is None:
-            if given.get("truncate_prompt_tokens") is None:
-                given |= self._truncation
-            self._check(given)
-            if len(self._known) >= MAX_REMEMBERED_COUNT:
-                self._known.clear()
-            request = _request_of(record.endpoint, given, is_chat=is_chat)
-            found = self._known[key] = Parameters(request, processor, self._model_config)
-        return found
+        make = partial(self._made, record.endpoint, given, processor, is_chat=is_chat)
+        return self._known.get((record.endpoint, is_chat), given, make)
+
+    def _made(self, endpoint: Endpoint, given: dict[str, Any], processor: Any, *, is_chat: bool) -> Parameters:
+        if given.get("truncate_prompt_tokens") is None:
+            given = given | self._truncation
+        self._check(given)
+        return Parameters(_request_of(endpoint, given, is_chat=is_chat), processor, self._model_config)
 
     def _check(self, given: dict[str, Any]) -> None:
         """What vLLM's serving classes refuse themselves, or in words without a field's name."""

@@ -3,8 +3,27 @@
 from __future__ import annotations
 
 import re
+from typing import Any, TypeVar
+
+import msgspec
 
 from worker.record_errors import RecordError
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+
+
+def typed(body: dict[str, Any], body_type: type[Body]) -> Body:
+    """A body as its type has it.
+
+    Raises:
+        RecordError: a field is of the wrong type, out of range or missing.
+    """
+    try:
+        return msgspec.convert(body, body_type)
+    except msgspec.ValidationError as error:
+        raise type_error(str(error)) from error
+    except RecursionError as error:
+        raise RecordError("request", "invalid_parameter", "read body: nested too deeply") from error
 
 
 def type_error(found: str) -> RecordError:

@@ -13,7 +13,7 @@ import msgspec
 
 from worker.content_parts import refuse_hidden_media
 from worker.contract.plan import Endpoint
-from worker.field_errors import type_error
+from worker.field_errors import typed
 from worker.record_errors import RecordError
 
 SCORE_PAIRS = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
@@ -127,12 +127,7 @@ def check_pooling_body(endpoint: Endpoint, body: dict[str, Any]) -> None:
     Raises:
         RecordError: names the field and what was expected of it; repeats no value.
     """
-    try:
-        checked = msgspec.convert(body, _TYPES[endpoint])
-    except msgspec.ValidationError as error:
-        raise type_error(str(error)) from error
-    except RecursionError as error:
-        raise RecordError("request", "invalid_parameter", "read body: nested too deeply") from error
+    checked = typed(body, _TYPES[endpoint])
     if isinstance(checked, _Embedding):
         _check_embedding(checked)
     elif isinstance(checked, _Score):

@@ -14,7 +14,7 @@ import orjson
 
 from worker.content_parts import IMAGE_PARTS, refuse_hidden_media
 from worker.contract.plan import Endpoint
-from worker.field_errors import type_error
+from worker.field_errors import typed
 from worker.record_errors import RecordError
 
 MAX_CHOICES = 1024
@@ -206,12 +206,7 @@ def check_body(endpoint: Endpoint, body: dict[str, Any]) -> None:
     Raises:
         RecordError: names the field and what was expected of it; repeats no value.
     """
-    try:
-        checked = msgspec.convert(body, _TYPES[endpoint])
-    except msgspec.ValidationError as error:
-        raise type_error(str(error)) from error
-    except RecursionError as error:
-        raise RecordError("request", "invalid_parameter", "read body: nested too deeply") from error
+    checked = typed(body, _TYPES[endpoint])
     for name in ("response_format", "structured_outputs"):
         _check_constraint(name, getattr(checked, name))
     if isinstance(checked, _Chat):
