@@ -5,9 +5,19 @@ import os
 import threading
 import uuid
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.warm_worker import WarmWorkers
+
+# No test asks a real hub. Names of models that are only names are in a cache of the hub's client. It looks but once where
+# that is, on being imported: here, before a test says otherwise to its processes.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["HF_HUB_CACHE"] = str(Path(__file__).with_name("hub_cache"))
+import huggingface_hub.constants  # noqa: F401  see above
 
 
 def pytest_report_header() -> str:
@@ -43,22 +53,36 @@ def _conditional_writes_one_by_one(app: Any) -> Any:
     return serve
 
 
-@pytest.fixture
-def aws_environment(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """The variables that point boto3, here and in subprocesses, at the local endpoint."""
-    variables = {
-        "AWS_ENDPOINT_URL": s3_endpoint,
+def _aws_variables(endpoint: str) -> dict[str, str]:
+    return {
+        "AWS_ENDPOINT_URL": endpoint,
         "AWS_ACCESS_KEY_ID": "testing",
         "AWS_SECRET_ACCESS_KEY": "testing",
         "AWS_REGION": "us-east-1",
         "AWS_DEFAULT_REGION": "us-east-1",
         "AWS_EC2_METADATA_DISABLED": "true",
     }
+
+
+@pytest.fixture
+def aws_environment(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The variables that point boto3, here and in subprocesses, at the local endpoint."""
+    variables = _aws_variables(s3_endpoint)
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     return variables
+
+
+@pytest.fixture(scope="session")
+def warm_workers(s3_endpoint: str) -> Iterator[WarmWorkers]:
+    """What starts workers for `batch_hosts.FakeHosts`; their S3 is the local endpoint."""
+    from tests.warm_worker import WarmWorkers
+
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    with WarmWorkers(inherited | _aws_variables(s3_endpoint)) as warm:
+        yield warm
 
 
 @pytest.fixture

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from tests.fake_aws_server import ClientError
 
 Json = dict[str, Any]
 
-
-class ClientError(Exception):
-    """A 400 as AWS Batch gives it."""
+MAX_DEPENDENCIES = 20
 
 
 def _refuse_unless(holds: object, message: str) -> None:
@@ -42,6 +43,42 @@ def check_submit(request: Json, size_bytes: int) -> None:
     for container in containers:
         _check_environment(container)
         _refuse_unless(all(container.get("command", [])), "command holds an empty string")
+
+
+def check_dependencies(request: Json, sizes: Mapping[str, int | None]) -> None:
+    """What `dependsOn` may name.
+
+    Args:
+        request: a SubmitJob.
+        sizes: of all jobs that there are, by id; None for plain ones.
+    """
+    dependencies = request.get("dependsOn", [])
+    size = request.get("arrayProperties", {}).get("size")
+    _refuse_unless(len(dependencies) <= MAX_DEPENDENCIES, "more than 20 dependencies")
+    for entry in dependencies:
+        kind, job_id = entry.get("type"), entry.get("jobId")
+        if kind == "SEQUENTIAL":
+            _refuse_unless(job_id is None and size is not None, "SEQUENTIAL is for the children of one array")
+            continue
+        _refuse_unless(job_id in sizes, f"Job {job_id} does not exist")
+        if kind == "N_TO_N":
+            _refuse_unless(size is not None and sizes[str(job_id)] == size, "N_TO_N is for arrays of one size")
+
+
+def check_list(request: Json) -> None:
+    named = [key for key in ("jobQueue", "arrayJobId", "multiNodeJobId") if key in request]
+    _refuse_unless(len(named) == 1, "exactly one of jobQueue, arrayJobId, multiNodeJobId must be given")
+    _refuse_unless(len(request.get("filters", [])) <= 1, "only one filter can be used at a time")
+    most = 100 if "filters" in request else 1000
+    _refuse_unless(1 <= request.get("maxResults", 1) <= most, f"maxResults must be between 1 and {most}")
+
+
+def check_describe(job_ids: Sequence[str]) -> None:
+    _refuse_unless(len(job_ids) <= 100, "Maximum number of jobs supported is 100")
+
+
+def check_reason(reason: str) -> None:
+    _refuse_unless(1 <= len(reason) <= 1024, "reason must have 1 to 1024 characters")
 
 
 def check_definition(request: Json, size_bytes: int) -> None:

@@ -9,7 +9,9 @@ import pytest
 from submitter.batch_client import Batch, open_batch
 from submitter.job_definition import register
 from tests.batch_setting import FOLDER, VALUES, Setting
+from tests.doctor_setting import P5_SPOT
 from tests.fake_batch import FakeBatch
+from tests.fake_quotas import FakeQuotas
 from worker.contract.layout import RunLayout
 
 
@@ -35,3 +37,28 @@ def setting(batch_server: FakeBatch, aws_environment: dict[str, str], tmp_path: 
 def _client(url: str) -> Batch:
     """One for all tests: making a client costs more than most of them."""
     return open_batch(endpoint_url=url)
+
+
+@pytest.fixture
+def on_batch(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> Setting:
+    """The same, found by the console commands."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL_BATCH", setting.fake.url)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_CLOUDWATCH_LOGS", setting.fake.url)
+    return setting
+
+
+@pytest.fixture
+def quotas(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeQuotas]:
+    """Room for ten hosts of the queue's."""
+    with FakeQuotas() as running:
+        running.applied[P5_SPOT] = 1920.0
+        monkeypatch.setenv("AWS_ENDPOINT_URL_SERVICE_QUOTAS", running.url)
+        yield running
+
+
+@pytest.fixture
+def account(on_batch: Setting, quotas: FakeQuotas, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Setting:
+    """A queue, a job definition and quotas that go together, and nothing of this machine's own AWS configuration."""
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, str(tmp_path / "none"))
+    return on_batch

@@ -5,47 +5,26 @@ from __future__ import annotations
 import os
 import resource
 import shlex
-import subprocess
-import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import orjson
 import pytest
 
 from tests.batch_setting import DEFINITION, Setting
+from tests.commands import Done
+from tests.commands import submit as run_submit
 from tests.fakes import engine_command
 from tests.finished_runs import finish
 from tests.worker_runs import lines, records, write_run
 from worker.contract.layout import RunLayout
 from worker.contract.store import open_store
 
-SUBMIT = str(Path(sys.executable).parent / "submit")
 RECORD = (
     b'{"custom_id":"r%d","method":"POST","url":"/v1/completions","body":{"prompt":"%s"},'
     b'"response":{"body":{"usage":{"prompt_tokens":3,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":1}}}}}'
 )
 """The stand-in engine answers with the record itself: this one reads as a result."""
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    exit_code: int
-    stdout: str
-    stderr: str
-
-    @property
-    def document(self) -> dict[str, Any]:
-        found: dict[str, Any] = orjson.loads(self.stdout)
-        return found
-
-    @property
-    def error(self) -> dict[str, str]:
-        found: dict[str, str] = orjson.loads(self.stderr.strip().split("\n")[-1])["error"]
-        return found
-
 
 Submit = Callable[..., Done]
 
@@ -55,17 +34,7 @@ def submit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Submit:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LLM_ARRAY_ENGINE_COMMAND", shlex.join(engine_command("echo")))
 
-    def run(*arguments: str, **options: Any) -> Done:
-        done = subprocess.run([SUBMIT, *arguments], capture_output=True, check=False, **options)
-        return Done(done.returncode, done.stdout.decode(), done.stderr.decode())
-
-    return run
-
-
-@pytest.fixture
-def on_batch(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> Setting:
-    monkeypatch.setenv("AWS_ENDPOINT_URL_BATCH", setting.fake.url)
-    return setting
+    return run_submit
 
 
 def plan_run(submit: Submit, run_uri: str, *arguments: str) -> None:
