@@ -9,7 +9,7 @@ import msgspec
 
 from worker.contract.errors import PlanExistsError
 from worker.contract.formats import Checksum
-from worker.contract.plan import InputObject, Plan, RequestSettings
+from worker.contract.plan import After, InputObject, Plan, RequestSettings
 
 if TYPE_CHECKING:
     from submitter.split import SplitRequest
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _SHOWN_INPUT_COUNT = 3
 
 
-def fingerprint_of(request: SplitRequest, inputs: Sequence[InputObject]) -> str:
+def fingerprint_of(request: SplitRequest, inputs: Sequence[InputObject], after: After | None = None) -> str:
     """Of inputs and settings. What may be left to be found out (the shape), or only forbids something, is no part of it."""
     settings: dict[str, Any] = {
         "partition_count": request.partition_count,
@@ -31,6 +31,11 @@ def fingerprint_of(request: SplitRequest, inputs: Sequence[InputObject]) -> str:
     if request.requests != RequestSettings():
         # Left out where nothing is asked for: runs planned before there was anything to ask are the same runs.
         settings["requests"] = request.requests
+    if request.revision is not None:
+        # As it is asked for: what a branch is has no part in it, and may be another commit each time.
+        settings["revision"] = request.revision
+    if after is not None:
+        settings["after"] = [after.run_uri, after.fingerprint]
     checksum = Checksum()
     checksum.update(msgspec.json.encode(settings, order="sorted"))
     for one in inputs:
@@ -39,20 +44,39 @@ def fingerprint_of(request: SplitRequest, inputs: Sequence[InputObject]) -> str:
 
 
 def check_same_run(
-    plan: Plan, plan_uri: str, fingerprint: str, request: SplitRequest, inputs: Sequence[InputObject]
+    plan: Plan,
+    plan_uri: str,
+    fingerprint: str,
+    request: SplitRequest,
+    inputs: Sequence[InputObject],
+    *,
+    after: After | None = None,
 ) -> None:
     """Raise unless the plan that is there is what the request asks for.
 
     Raises:
         PlanExistsError: says what differs.
     """
-    found = [*_settings_that_differ(plan, request), *_inputs_that_differ(plan.inputs, inputs)]
+    found = [*_settings_that_differ(plan, request)]
+    if plan.after == after:
+        found += _inputs_that_differ(plan.inputs, inputs)
+    else:
+        found.append(_difference("after", *(_named(one) for one in (plan.after, after))))
     if plan.fingerprint == fingerprint and not found:
         return
-    what = "; ".join(found) or "other settings"
+    what = "; ".join(found) or _otherwise(plan, request)
     raise PlanExistsError(
         f"plan {plan_uri}: the run exists already, and differs: {what}",
         hint="choose another --run, or ask for the same inputs and settings",
+    )
+
+
+def _otherwise(plan: Plan, request: SplitRequest) -> str:
+    """What only the fingerprint knows, since the plan has what came of it."""
+    if request.revision in (None, plan.model_revision):
+        return "other settings"
+    return (
+        f"revision (expected what was asked for when it was found to be {plan.model_revision}, got {request.revision})"
     )
 
 
@@ -92,6 +116,10 @@ def _requests_that_differ(planned: RequestSettings, asked: RequestSettings) -> I
             yield _difference(name, ", ".join(before) or "none", ", ".join(now) or "none")
         else:
             yield _difference(name, before, now)
+
+
+def _named(after: After | None) -> str:
+    return f"{after.run_uri}, planned as {after.fingerprint}" if after else "inputs of its own"
 
 
 def _difference(name: str, planned: object, asked: object) -> str:

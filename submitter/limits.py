@@ -28,6 +28,7 @@ MAX_ATTEMPTS = 10
 MAX_RETRY_RULES = 5
 MAX_PATTERN_LENGTH = 512
 MAX_REASON_LENGTH = 1024
+MAX_DEPENDENCIES = 20
 MAX_PRIORITY = 9999
 MIN_TIMEOUT_S = 60
 MIN_MEMORY_MIB = 4
@@ -44,6 +45,11 @@ _SHARE_IDENTIFIER = re.compile(r"[A-Za-z0-9]{1,255}\*?")
 _TEXT_PATTERN = re.compile(r"[A-Za-z0-9.:\s]*\*?", re.ASCII)
 _EXIT_CODE_PATTERN = re.compile(r"[0-9]*\*?")
 _TAG_PUNCTUATION = "_.:/=+-@"
+_SECRET_NAME = re.compile(
+    r"(?:.*_)?(?:TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|API_?KEY|ACCESS_KEY|PRIVATE_KEY|SECRET_KEY)"
+    r"|AWS_BEARER_TOKEN_\w+",
+    re.IGNORECASE,
+)
 _CONDITIONS = {"onStatusReason": _TEXT_PATTERN, "onReason": _TEXT_PATTERN, "onExitCode": _EXIT_CODE_PATTERN}
 
 
@@ -120,6 +126,17 @@ def check_environment(environment: Mapping[str, str], error: Error = UsageError)
             raise error(f"check environment variable {name!r}: not a name")
         if name.startswith("AWS_BATCH"):
             raise error(f"check environment variable {name}: names that start with AWS_BATCH are Batch's own")
+        if names_a_secret(name):
+            raise error(
+                f"check environment variable {name}: it looks like a secret, and whoever may describe the job would read it",
+                hint="keep it in Secrets Manager, and name it under `secrets` in a job definition "
+                "(job_definitions/README.md); with --local workers have this shell's variables",
+            )
+
+
+def names_a_secret(name: str) -> bool:
+    """Whether a variable's name says that its value is one, as `HF_TOKEN` does; that of a file with one in it is none."""
+    return _SECRET_NAME.fullmatch(name) is not None
 
 
 def check_reason(reason: str) -> None:
@@ -130,7 +147,8 @@ def check_reason(reason: str) -> None:
 def check_share_identifier(identifier: str) -> None:
     if not _SHARE_IDENTIFIER.fullmatch(identifier):
         raise UsageError(
-            f"check share identifier {identifier!r}: Batch does not take it (expected 1 to 255 letters and digits)"
+            f"check share identifier {identifier!r}: Batch does not take it (expected 1 to 255 letters and digits)",
+            hint="give another --share",
         )
 
 
@@ -158,6 +176,7 @@ def check_submit_job(request: Mapping[str, Any]) -> None:
         check_priority(request["schedulingPriorityOverride"])
     if "timeout" in request:
         check_timeout(request["timeout"]["attemptDurationSeconds"])
+    _check_range("number of jobs to wait for", len(request.get("dependsOn", ())), 0, MAX_DEPENDENCIES, UsageError)
     for container in override_containers_of(request):
         check_environment(_environment_of(container))
         if not all(container.get("command", ())):

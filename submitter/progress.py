@@ -90,6 +90,9 @@ class LocalProgress:
         elif what.event == "partition.committed":
             self._under_way.pop(what.partition_index, None)
             self.finished_records += int(what.fields.get("record_count", 0))
+        elif what.event == "model.downloading":
+            size = f"{int(what.fields.get('size_bytes', 0)) / (1 << 30):,.1f} GiB"
+            self.say(f"partition {what.partition_index}: downloading {what.fields.get('place')}, {size}")
         elif what.event == "engine.died":
             self.say(f"partition {what.partition_index}: an engine died ({what.fields.get('signal') or 'see its log'})")
         self._show()

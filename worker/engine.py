@@ -19,11 +19,15 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from worker.contract.errors import ArrayError, ExitCode
+from worker.contract.model_place import is_on_s3
 from worker.engine_channel import Channel
 from worker.engine_environment import boot_error, has_core_process, is_out_of_memory, prepare_environment
-from worker.engine_log import EngineLog
+from worker.engine_log import EngineLog, hush_dumps, last_words
 from worker.parent_death import guard_process_group
 from worker.protocol import Boot, BootFailed
+
+# Here, since vLLM's engine core, a process of its own, imports this module too before it begins.
+hush_dumps()
 
 
 def main() -> NoReturn:
@@ -44,8 +48,13 @@ def main() -> NoReturn:
     boot = channel.receive()
     if not isinstance(boot, Boot):
         raise TypeError(f"receive message: a {type(boot).__name__} out of turn (expected Boot)")
-    prepare_environment(boot.model, boot.engine_args, boot.requests.adapters.values())
+    prepare_environment(_place(boot), boot.engine_args, boot.requests.adapters.values())
     _serve(channel, boot, started, EngineLog() if has_core_process() else None)
+
+
+def _place(boot: Boot) -> str:
+    """Where the model is, for who decides whether the hub may be asked: a hub's model may name others on the hub."""
+    return boot.model_path or boot.model if is_on_s3(boot.model) else boot.model
 
 
 def _serve(channel: Channel, boot: Boot, started: float, log: EngineLog | None) -> NoReturn:
@@ -63,8 +72,8 @@ def _serve(channel: Channel, boot: Boot, started: float, log: EngineLog | None) 
     threading.Thread(target=_end_with_children, args=(log,), name="children", daemon=True).start()
     try:
         server.run(channel)
-    except BaseException:  # noqa: BLE001  the last word of a dying process
-        traceback.print_exc()
+    except BaseException as error:  # noqa: BLE001  the last word of a dying process
+        sys.stderr.write(f"{last_words(error)}\n")
     if log:
         log.settle()
     _exit(ExitCode.ENGINES_DIED)
@@ -86,7 +95,7 @@ def _end_with_children(log: EngineLog | None) -> None:
 
 
 def _failure(error: Exception, boot: Boot, logged: Sequence[tuple[str, str]]) -> BootFailed:
-    failure = error if isinstance(error, ArrayError) else boot_error(error, boot.model, logged)
+    failure = error if isinstance(error, ArrayError) else boot_error(error, boot.model_path or boot.model, logged)
     if not is_out_of_memory(error, logged):
         return BootFailed(message=failure.message, hint=failure.hint)
     from worker.engine_start import with_batch_limits  # noqa: PLC0415  what ran out of memory has imported it

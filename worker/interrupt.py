@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType, TracebackType
@@ -101,6 +102,21 @@ class Interrupt:
                 hint="the same command again goes on from what was saved",
                 reason=request.reason,
             )
+
+    def wait(self, limit_s: float, descriptors: Sequence[int] = ()) -> list[int]:
+        """Wait until one of these can be read, so long at most; gives those that can. The main thread's only.
+
+        Raises:
+            InterruptedRunError: someone has asked to stop.
+        """
+        self.check()
+        # Nothing is lost with the byte: a request is remembered, and looked at each time.
+        ready, _, _ = select.select([self._wake_fd, *descriptors], (), (), limit_s)
+        if self._wake_fd in ready:
+            with suppress(BlockingIOError):
+                os.read(self._wake_fd, 4096)
+        self.check()
+        return [one for one in ready if one != self._wake_fd]
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         name = signal.Signals(number).name

@@ -8,9 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from worker.adapters import max_rank, resolve_adapters
+from tests.fake_hub import Repository, running_hub
+from worker import adapters
+from worker.adapters import max_rank
 from worker.contract.errors import ConfigError, EngineBootError
 from worker.contract.store import open_store
+from worker.interrupt import Interrupt
+from worker.model_cache import ModelCache
 
 
 def save_adapter(folder: Path, **config: object) -> Path:
@@ -20,13 +24,21 @@ def save_adapter(folder: Path, **config: object) -> Path:
     return folder
 
 
+def resolve_adapters(places: dict[str, str], work_folder: Path, **revisions: str) -> dict[str, str]:
+    cache = ModelCache(work_folder, Interrupt())
+    try:
+        return adapters.resolve_adapters(places, revisions, cache)
+    finally:
+        cache.close()
+
+
 def upload(folder: Path, prefix: str) -> None:
     for path in folder.iterdir():
         open_store(prefix).write(f"{prefix}/{path.name}", path.read_bytes())
 
 
 def contents(folder: str) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+    return {path.name: path.read_bytes() for path in Path(folder).iterdir() if not path.name.startswith(".")}
 
 
 def test_a_folder_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,10 +106,10 @@ def test_what_is_there_is_not_brought_again_and_what_has_changed_is(s3_bucket: s
     prefix = f"s3://{s3_bucket}/formal"
     upload(save_adapter(tmp_path / "formal"), prefix)
     first = resolve_adapters({"a": prefix}, tmp_path / "work")["a"]
-    (Path(first) / "adapter_model.safetensors").write_bytes(b"as it was left")
+    (Path(first) / "adapter_model.safetensors").write_bytes(b"unmoved")
 
     assert resolve_adapters({"a": prefix}, tmp_path / "work")["a"] == first
-    assert (Path(first) / "adapter_model.safetensors").read_bytes() == b"as it was left"
+    assert (Path(first) / "adapter_model.safetensors").read_bytes() == b"unmoved"
     upload(save_adapter(tmp_path / "formal", r=16), prefix)
     second = resolve_adapters({"a": prefix}, tmp_path / "work")["a"]
     assert second != first
@@ -122,7 +134,7 @@ def test_workers_that_ask_at_once_get_one_whole_folder(s3_bucket: str, tmp_path:
 
     assert len(found) == 6
     assert all(one == contents(str(tmp_path / "formal")) for one in found)
-    assert len([path for path in (tmp_path / "work").iterdir() if path.is_dir()]) == 1
+    assert len([path for path in (tmp_path / "work" / "models").iterdir() if path.is_dir()]) == 1
 
 
 def test_a_bucket_that_is_not_there_is_a_configuration_error(aws_environment: dict[str, str], tmp_path: Path) -> None:
@@ -137,3 +149,16 @@ def test_the_highest_rank_counts_patterns_and_leaves_out_hub_ids(tmp_path: Path)
     assert max_rank([str(low), "org/lora"]) == 4
     assert max_rank([str(low), str(patterned)]) == 24
     assert max_rank(["org/lora"]) == 0
+
+
+def test_a_hubs_adapter_comes_as_the_plan_has_pinned_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, commit = save_adapter(tmp_path / "formal", r=3), "0123456789abcdef0123456789abcdef01234567"
+    (folder / "optimizer.pt").write_bytes(b"large")
+    with running_hub() as hub:
+        hub.repositories["org/formal"] = Repository(folder, commit)
+        for name, value in hub.variables(tmp_path / "hf").items():
+            monkeypatch.setenv(name, value)
+        found = resolve_adapters({"a": "org/formal"}, tmp_path / "work", a=commit)
+
+    assert set(contents(found["a"])) == {"adapter_config.json", "adapter_model.safetensors"}
+    assert max_rank(found.values()) == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -103,9 +104,8 @@ def test_a_million_ids_on_disk_take_no_memory(tmp_path: Path) -> None:
         stream.write(b'{"custom_id":"r777","url":"u","body":{"max_tokens":9}}\n')
     command = [sys.executable, "-c", PROGRAM, str(path), str(tmp_path / "run")]
     (tmp_path / "tmp").mkdir()
-    shown = subprocess.run(
-        command, cwd=ROOT, capture_output=True, check=False, text=True, env={"TMPDIR": str(tmp_path / "tmp")}
-    )
+    variables = os.environ | {"TMPDIR": str(tmp_path / "tmp")}
+    shown = subprocess.run(command, cwd=ROOT, capture_output=True, check=False, text=True, env=variables)
     assert shown.returncode == 0, shown.stderr
     found = orjson.loads(shown.stdout)
     print(found)

@@ -29,7 +29,7 @@ GIVEN = (
     ("--on-too-long", "truncate-left"),
     ("--max-output-tokens", "7"),
     ("--strict-model",),
-    ("--lora", "a=s3://b/a"),
+    ("--lora", "a=/adapters/a"),
     ("--lora", "c=org/c"),
     ("--allow-media", "images.example.com"),
     ("--allow-media", "s3://b/images"),
@@ -43,7 +43,7 @@ ALL_SETTINGS = RequestSettings(
     on_too_long="truncate-left",
     max_output_tokens=7,
     strict_model=True,
-    adapters={"a": "s3://b/a", "c": "org/c"},
+    adapters={"a": "/adapters/a", "c": "org/c"},
     media_hosts=("images.example.com", "s3://b/images"),
 )
 
@@ -90,7 +90,7 @@ def test_variables_give_it_too(split: Split, monkeypatch: pytest.MonkeyPatch) ->
         "ON_TOO_LONG": "truncate-left",
         "MAX_OUTPUT_TOKENS": "7",
         "STRICT_MODEL": "1",
-        "LORA": "a=s3://b/a c=org/c",
+        "LORA": "a=/adapters/a c=org/c",
         "ALLOW_MEDIA": "s3://b/images images.example.com",
     }
     for name, value in variables.items():

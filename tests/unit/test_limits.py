@@ -36,6 +36,16 @@ def test_array_sizes_beyond_the_bounds_are_usage_errors(size: int) -> None:
         limits.check_submit_job(request_with(arrayProperties={"size": size}))
 
 
+@pytest.mark.parametrize("count", [0, 1, 20])
+def test_as_many_dependencies_as_batch_takes_pass(count: int) -> None:
+    limits.check_submit_job(request_with(dependsOn=[{"jobId": "j"}] * count))
+
+
+def test_more_dependencies_are_a_usage_error() -> None:
+    with pytest.raises(UsageError, match="expected 0 to 20, got 21"):
+        limits.check_submit_job(request_with(dependsOn=[{"jobId": "j"}] * 21))
+
+
 @pytest.mark.parametrize("name", ["a", "0-_", "A" * 128])
 def test_legal_job_names_pass(name: str) -> None:
     limits.check_submit_job(request_with(jobName=name))
@@ -266,3 +276,25 @@ def test_a_legal_run_name_is_kept_in_the_job_name() -> None:
     assert limits.job_name_of("my_run-7", "0001-ab") == "my_run-7-0001-ab"
     assert limits.job_name_of("café / nightly 2!", "0001-ab") == "caf-nightly-2-0001-ab"
     assert limits.job_name_of("日本", "0001-ab") == "run-0001-ab"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_BEARER_TOKEN_BEDROCK",
+        "openai_api_key", "WANDB_APIKEY", "DB_PASSWORD", "TOKEN", "MY_PRIVATE_KEY", "GOOGLE_CREDENTIALS",
+    ],
+)  # fmt: skip
+def test_a_variable_that_looks_like_a_secret_is_refused_and_its_value_not_shown(name: str) -> None:
+    with pytest.raises(UsageError, match=f"check environment variable {name}: it looks like a secret") as caught:
+        limits.check_environment({"A": "1", name: "hidden"})
+    assert "Secrets Manager" in str(caught.value.hint)
+    assert "hidden" not in f"{caught.value.message}{caught.value.hint}"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["HF_TOKEN_PATH", "AWS_WEB_IDENTITY_TOKEN_FILE", "TOKENIZERS_PARALLELISM", "MAX_TOKENS", "AWS_ACCESS_KEY_ID"],
+)
+def test_a_variable_that_only_speaks_of_one_is_taken(name: str) -> None:
+    limits.check_environment({name: "1"})

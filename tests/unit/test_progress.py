@@ -59,13 +59,15 @@ def test_records_under_way_and_committed_add_up_and_are_counted_once() -> None:
     assert shown.calls[-1] == (25, 30, "2 of 3 partitions, 50 output tokens/s")
 
 
-def test_failures_and_engine_deaths_are_said_at_once() -> None:
+def test_downloads_failures_and_engine_deaths_are_said_at_once() -> None:
     shown = Shown()
 
+    shown.progress.report(event(1, "model.downloading", place="org/model", size_bytes=3 << 30))
     shown.progress.report(event(1, "engine.died", signal="SIGKILL"))
     shown.progress.report(end(1, exit_code=69, message="no such model"))
 
     assert shown.said == [
+        "partition 1: downloading org/model, 3.0 GiB",
         "partition 1: an engine died (SIGKILL)",
         "partition 1 failed with exit code 69: no such model",
     ]

@@ -10,27 +10,20 @@ import functools
 import io
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 
 import boto3
 import smart_open.s3
 from botocore.config import Config
-from botocore.exceptions import (
-    BotoCoreError,
-    ClientError,
-    NoCredentialsError,
-    ParamValidationError,
-    PartialCredentialsError,
-)
-from botocore.parsers import ResponseParserError
+from botocore.exceptions import BotoCoreError, ClientError
 from urllib3.exceptions import HTTPError
 
-from worker.contract.errors import ArrayError, ConfigError, InputError, StorageError
 from worker.contract.layout import split_s3_uri
 from worker.contract.multipart import Part, upload_parts
-from worker.contract.retry import EXPIRED_CODES, call_with_retries, error_code, http_status, is_transient
+from worker.contract.retry import EXPIRED_CODES, call_with_retries, error_code, http_status
+from worker.contract.s3_errors import translated
 from worker.contract.store import NotFoundError, ObjectInfo, Produce
 
 if TYPE_CHECKING:
@@ -46,7 +39,8 @@ CONNECT_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = 60.0
 """How long S3 may say nothing."""
 OWNER_KEY = "writer-id"
-BAD_REQUEST_HINT = "check the credentials, the region and the permissions on this bucket and key"
+CHECKSUM_NAMES = ("CRC32", "SHA256", "SHA1")
+"""Those of S3's that Python makes by itself, the fastest first."""
 
 Answer = TypeVar("Answer")
 
@@ -75,7 +69,26 @@ class S3Store:
             found = _named("look up", uri, lambda: _client().head_object(Bucket=bucket, Key=key))
         except NotFoundError:
             return None
-        return ObjectInfo(uri=uri, size_bytes=found["ContentLength"], etag=found["ETag"].strip('"'))
+        return ObjectInfo(
+            uri=uri,
+            size_bytes=found["ContentLength"],
+            etag=found["ETag"].strip('"'),
+            modified_s=found["LastModified"].timestamp(),
+        )
+
+    def checksums(self, uri: str, etag: str) -> dict[str, str]:
+        """What S3 says of an object's whole content, as base64 by algorithm; nothing of those made of its parts'."""
+        bucket, key = split_s3_uri(uri)
+
+        def head() -> Mapping[str, Any]:
+            return _client().head_object(Bucket=bucket, Key=key, IfMatch=_quoted(etag), ChecksumMode="ENABLED")
+
+        found = _named("look up", uri, head)
+        return {
+            name: found[f"Checksum{name}"]
+            for name in CHECKSUM_NAMES
+            if "-" not in found.get(f"Checksum{name}", "-") and found.get("ChecksumType") != "COMPOSITE"
+        }
 
     def list(self, prefix_uri: str) -> Iterator[ObjectInfo]:
         bucket, prefix = split_s3_uri(prefix_uri)
@@ -84,20 +97,20 @@ class S3Store:
             page = _named("list", prefix_uri, functools.partial(_list_page, bucket, prefix, last_key))
             for entry in page.get("Contents", []):
                 last_key = entry["Key"]
-                uri = f"s3://{bucket}/{last_key}"
-                yield ObjectInfo(uri=uri, size_bytes=entry["Size"], etag=entry["ETag"].strip('"'))
+                yield ObjectInfo(
+                    uri=f"s3://{bucket}/{last_key}",
+                    size_bytes=entry["Size"],
+                    etag=entry["ETag"].strip('"'),
+                    modified_s=entry["LastModified"].timestamp(),
+                )
             if not page.get("IsTruncated"):
                 return
 
     def create(self, uri: str, content: bytes, owner: str) -> bool:
-        bucket, key = split_s3_uri(uri)
-        return self._create(
-            uri,
-            owner,
-            lambda: _client().put_object(
-                Bucket=bucket, Key=key, Body=content, IfNoneMatch="*", Metadata={OWNER_KEY: owner}
-            ),
-        )
+        return self._put_new(uri, content, owner)
+
+    def create_tagged(self, uri: str, content: bytes, owner: str, tag: str) -> bool:
+        return self._put_new(uri, content, owner, Tagging=tag)
 
     def create_stream(self, uri: str, produce: Produce, owner: str) -> bool:
         metadata = {OWNER_KEY: owner}
@@ -150,6 +163,21 @@ class S3Store:
             return _client().get_object(Bucket=bucket, Key=key, **condition)["Body"].read()  # type: ignore[arg-type]
 
         return _named("read", uri, get)
+
+    def _put_new(self, uri: str, content: bytes, owner: str, **more: str) -> bool:
+        bucket, key = split_s3_uri(uri)
+        return self._create(
+            uri,
+            owner,
+            lambda: _client().put_object(
+                Bucket=bucket,
+                Key=key,
+                Body=content,
+                IfNoneMatch="*",
+                Metadata={OWNER_KEY: owner},
+                **more,  # type: ignore[arg-type]
+            ),
+        )
 
     def _create(self, uri: str, owner: str, put: Callable[[], object]) -> bool:
         def put_or_settle() -> bool:
@@ -304,7 +332,7 @@ def _backend_errors() -> Iterator[None]:
 
 
 def _named(verb: str, uri: str, call: Callable[[], Answer]) -> Answer:
-    with _translated(verb, uri):
+    with translated(verb, uri):
         return call_with_retries(f"{verb} {uri}", functools.partial(_renewing, call))
 
 
@@ -317,39 +345,6 @@ def _renewing(call: Callable[[], Answer]) -> Answer:
             _client.cache_clear()
             _streaming_client.cache_clear()
         raise
-
-
-@contextmanager
-def _translated(verb: str, uri: str) -> Iterator[None]:
-    try:
-        yield
-    except ClientError as error:
-        raise _error_for(verb, uri, error) from error
-    except ParamValidationError as error:
-        raise ConfigError(f"{verb} {uri}: no such name can be (expected a bucket's name and a key)") from error
-    except (NoCredentialsError, PartialCredentialsError) as error:
-        raise ConfigError(
-            f"{verb} {uri}: no AWS credentials", hint="set AWS_PROFILE, or give the job a role"
-        ) from error
-    except (BotoCoreError, ResponseParserError, HTTPError, OSError) as error:
-        raise StorageError(f"{verb} {uri}: no answer from S3 ({type(error).__name__})") from error
-
-
-def _error_for(verb: str, uri: str, error: ClientError) -> ArrayError:
-    code, status = error_code(error), http_status(error)
-    what = f"{verb} {uri}: S3 answered {code} (HTTP {status})"
-    if is_transient(error):
-        expired = "the AWS credentials have expired: renew them, and run the same again"
-        return StorageError(what, hint={"400": BAD_REQUEST_HINT}.get(code, expired) if code in EXPIRED_CODES else None)
-    if code == "NoSuchBucket":
-        return ConfigError(what, hint="create the bucket, or correct its name")
-    if status == 404:
-        return NotFoundError(f"{verb} {uri}: there is no such object")
-    if status == 412:
-        return InputError(f"{verb} {uri}: it has changed since the run was planned", hint="plan a new run")
-    if status in (301, 400, 401, 403):
-        return ConfigError(what, hint=BAD_REQUEST_HINT)
-    return StorageError(what)
 
 
 def _list_page(bucket: str, prefix: str, last_key: str) -> ListObjectsV2OutputTypeDef:
