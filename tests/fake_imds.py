@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Self
 
 ACTION_PATH = "/latest/meta-data/spot/instance-action"
 REBALANCE_PATH = "/latest/meta-data/events/recommendations/rebalance"
+HOST_FOLDER = "/latest/meta-data"
+HOST = {
+    f"{HOST_FOLDER}/instance-type": b"p5en.48xlarge",
+    f"{HOST_FOLDER}/instance-life-cycle": b"spot",
+    f"{HOST_FOLDER}/placement/availability-zone": b"us-east-2b",
+    f"{HOST_FOLDER}/instance-id": b"i-0123456789abcdef0",
+}
 NOTICE = b'{"action":"terminate","time":"2026-01-01T00:02:00Z"}'
 REBALANCE = b'{"noticeTime":"2026-01-01T00:00:00Z"}'
 
 
 class FakeImds:
-    """Use it as a context. `documents` is what there is; `status` what it answers instead, where set."""
+    """Use it as a context. `documents` is what there is; `status` what it answers instead, where set.
+
+    While `may_answer` is not set it says nothing, as behind a hop limit that is too low.
+    """
 
     def __init__(self) -> None:
         self.documents: dict[str, bytes] = {}
         self.status: int | None = None
+        self.may_answer = threading.Event()
+        self.may_answer.set()
         self._token_count = 0
         self._good_tokens: set[str] = set()
         self.requests: list[str] = []
@@ -37,6 +50,7 @@ class FakeImds:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self.may_answer.set()
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -74,10 +88,13 @@ class FakeImds:
                 self._answer(404 if content is None else 200, content or b"")
 
             def _answer(self, status: int, content: bytes) -> None:
+                service.may_answer.wait()
                 self.send_response(service.status or status)
                 self.send_header("Content-Length", str(len(content)))
-                self.end_headers()
-                self.wfile.write(content)
+                # Whoever asked need not have waited.
+                with suppress(BrokenPipeError, ConnectionResetError):
+                    self.end_headers()
+                    self.wfile.write(content)
                 service._note(f"{self.command} {self.path}")
 
             def log_message(self, *_: object) -> None:

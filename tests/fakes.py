@@ -26,6 +26,7 @@ from worker.protocol import (
     Frames,
     FromEngine,
     Item,
+    Progress,
     Ready,
     Result,
     Results,
@@ -100,6 +101,32 @@ class WideEngine(EchoEngine):
         return 640
 
 
+class MeasuredEngine(EchoEngine):
+    """Says how full its cache is, by its number, and how many records had to begin again: one more with each work."""
+
+    def __init__(self, connection: socket.socket, argument: str) -> None:
+        super().__init__(connection, argument)
+        self._engine_index = 0
+        self._work_count = 0
+
+    def boot(self, boot: Boot) -> None:
+        self._engine_index = boot.engine_index
+        super().boot(boot)
+
+    def work(self, items: Sequence[Item]) -> None:
+        self._work_count += 1
+        self.send(
+            Progress(
+                step_count=self._work_count,
+                running_count=1,
+                waiting_count=0,
+                kv_cache_usage=0.25 * (1 + self._engine_index),
+                preemption_count=self._work_count,
+            )
+        )
+        super().work(items)
+
+
 class SteadyEngine(EchoEngine):
     """Takes as many seconds for each record as the argument says, and has few in work."""
 
@@ -125,6 +152,17 @@ class EnvironmentEngine(EchoEngine):
 
     def answer(self, item: Item) -> Result:
         return Result(item.ordinal, "", 3, 1, 2, os.environ.get(self.argument, "unset").encode())
+
+
+class ModelPathEngine(EchoEngine):
+    """Answers with where it was told to load its model from."""
+
+    def boot(self, boot: Boot) -> None:
+        self._path = str(boot.model_path).encode()
+        super().boot(boot)
+
+    def answer(self, item: Item) -> Result:
+        return Result(item.ordinal, "", 3, 1, 2, self._path)
 
 
 class BackwardsEngine(EchoEngine):
@@ -314,9 +352,11 @@ class _Behaviours:
     by_name: ClassVar[dict[str, type[EchoEngine]]] = {
         "echo": EchoEngine,
         "wide": WideEngine,
+        "measured": MeasuredEngine,
         "steady": SteadyEngine,
         "place": PlaceEngine,
         "environment": EnvironmentEngine,
+        "model-path": ModelPathEngine,
         "backwards": BackwardsEngine,
         "refusing": RefusingEngine,
         "dying": DyingEngine,

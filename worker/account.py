@@ -24,6 +24,7 @@ from worker.contract.output_line import Summary, summarize_line
 from worker.contract.store import NotFoundError
 from worker.generate import Generated
 from worker.job import Job
+from worker.partition_input import UnfinishedStageError
 from worker.tally import Tally
 
 READ_BYTES = 1 << 20
@@ -34,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 def new_manifest(job: Job, generated: Generated, checkpoint: Checkpoint, output: Output, times: Times) -> Manifest:
     """The account of an output that this worker has just committed."""
-    manifest = _manifest(job, checkpoint.tally, output)
+    manifest = _manifest(job, checkpoint.tally, output, generated.input_checksum)
     versions = {"llm-array": _own_version(), "python": platform.python_version(), **generated.versions}
     return msgspec.structs.replace(
         manifest,
@@ -101,7 +102,15 @@ def _rebuilt_manifest(job: Job) -> Manifest:
             f"check output {job.output_uri}: {what} (expected {job.partition.record_count})",
             hint=FOREIGN_OUTPUT_HINT,
         )
-    return _manifest(job, tally, Output(size_bytes=size_bytes, checksum=checksum.value))
+    return _manifest(job, tally, Output(size_bytes=size_bytes, checksum=checksum.value), _input_checksum(job))
+
+
+def _input_checksum(job: Job) -> str:
+    try:
+        return job.find_input().checksum()
+    except UnfinishedStageError:
+        # An output that is there is done, whatever has become of what it was made from.
+        return ""
 
 
 def _summary(job: Job, line: bytes, line_number: int) -> Summary:
@@ -113,7 +122,7 @@ def _summary(job: Job, line: bytes, line_number: int) -> Summary:
         ) from error
 
 
-def _manifest(job: Job, tally: Tally, output: Output) -> Manifest:
+def _manifest(job: Job, tally: Tally, output: Output, input_checksum: str) -> Manifest:
     batch = job.settings.job
     return Manifest(
         run_id=job.plan.run_id,
@@ -123,7 +132,7 @@ def _manifest(job: Job, tally: Tally, output: Output) -> Manifest:
         output_uri=job.output_uri,
         output_bytes=output.size_bytes,
         output_checksum=output.checksum,
-        input_checksum=job.partition.checksum,
+        input_checksum=input_checksum,
         record_count=job.partition.record_count,
         ok_count=tally.ok_count,
         error_count=tally.error_count,
@@ -140,6 +149,8 @@ def _manifest(job: Job, tally: Tally, output: Output) -> Manifest:
             job_queue=batch.job_queue,
             compute_environment=batch.compute_environment,
             host=socket.gethostname(),
+            instance_type=job.host.instance_type,
+            market=job.host.market,
             started_at=job.started_at,
             ended_at=utc_now(),
         ),

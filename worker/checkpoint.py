@@ -89,9 +89,18 @@ class Checkpoint:
         self._saved: Future[None] = Future()
         self._saved_at = time.monotonic()
         """When the last save began: what has come since is what a death would cost."""
+        self._safe_at = self._saved_at
+        """The same of the last that went well."""
         self._retry_at = self._saved_at
         self._saved_count = 0
         self._segment_count = 0
+
+    @property
+    def age_s(self) -> float:
+        """How much work a death would cost: since the last save that went well began; 0 if nothing is unsaved."""
+        if self._saving is None and not self._pending.facts:
+            return 0.0
+        return time.monotonic() - self._safe_at
 
     def open(self) -> bytearray:
         """Take what earlier attempts have left; gives for each ordinal whether it is done (1) or not (0).
@@ -108,7 +117,7 @@ class Checkpoint:
             results.close()
             raise
         self._pending = _Batch(results.size_bytes)
-        self._saved_at = time.monotonic()
+        self._saved_at = self._safe_at = time.monotonic()
         self._results = results
         return done
 
@@ -233,7 +242,11 @@ class Checkpoint:
             begun = time.monotonic()
             lines = self._results.lines(batch.start, batch.end) if self._results else []
             content = encode_segment(self._place.identity, attempt, batch.facts, lines)
-            self._place.store.create(uri, content, attempt.writer_id)
+            store, tag = self._place.store, self._policy.tag
+            if tag is None:
+                store.create(uri, content, attempt.writer_id)
+            else:
+                store.create_tagged(uri, content, attempt.writer_id, tag)
             log_event(
                 logger,
                 logging.INFO,
@@ -255,6 +268,7 @@ class Checkpoint:
         error = self._saved.exception()
         if error is None:
             self._saved_count += len(batch.facts)
+            self._safe_at = self._saved_at
             return True
         self._pending = batch.followed_by(self._pending)
         self._retry_at = time.monotonic() + min(self._policy.every_s, RETRY_S)

@@ -63,7 +63,9 @@ def cli() -> None:
     multiple=True,
     help="Overrides the plan's; VALUE is JSON or text.",
 )
-@click.option("--work-dir", metavar="FOLDER", help="For temporary files. Default: /scratch, or the system's.")
+@click.option(
+    "--work-dir", metavar="FOLDER", help="For models and temporary files. Default: /scratch, or the system's."
+)
 @click.option(
     "--checkpoint-every-s",
     type=Seconds(),
@@ -79,6 +81,12 @@ def cli() -> None:
     envvar="LLM_ARRAY_CHECKPOINT_RECORDS",
     show_default=True,
     help="Save them earlier once there are so many.",
+)
+@click.option(
+    "--checkpoint-tag",
+    metavar="KEY=VALUE",
+    envvar="LLM_ARRAY_CHECKPOINT_TAG",
+    help="Tag what is saved on S3, for a lifecycle rule. Needs s3:PutObjectTagging. Default: no tag.",
 )
 @click.option(
     "--hang-timeout-s",
@@ -102,6 +110,13 @@ def cli() -> None:
     envvar="LLM_ARRAY_RECORD_TIMEOUT_S",
     help="A record that has been in vLLM for so long becomes an error line. Default: no limit.",
 )
+@click.option(
+    "--metrics/--no-metrics",
+    "has_metrics",
+    default=None,
+    envvar="LLM_ARRAY_METRICS",
+    help="Log lines that CloudWatch makes metrics of. Default: in AWS Batch's containers alone.",
+)
 @click.option("--engine-command", envvar="LLM_ARRAY_ENGINE_COMMAND", hidden=True, help="What to start as an engine.")
 def run(
     *,
@@ -114,9 +129,11 @@ def run(
     engine_command: str | None,
     checkpoint_every_s: float,
     checkpoint_records: int,
+    checkpoint_tag: str | None,
     hang_timeout_s: float,
     boot_timeout_s: float,
     record_timeout_s: float | None,
+    has_metrics: bool | None,
 ) -> None:
     """Answer every record of one partition of RUN, a URI (default: LLM_ARRAY_RUN), and commit its output.
 
@@ -132,8 +149,11 @@ def run(
             work_dir=work_dir,
             engine_command=tuple(shlex.split(engine_command)) if engine_command else DEFAULT_COMMAND,
             environment=os.environ,
-            checkpoint_policy=CheckpointPolicy(every_s=checkpoint_every_s, record_count=checkpoint_records),
+            checkpoint_policy=CheckpointPolicy(
+                every_s=checkpoint_every_s, record_count=checkpoint_records, tag=checkpoint_tag
+            ),
             limits=Limits(boot_s=boot_timeout_s, hang_s=hang_timeout_s, record_s=record_timeout_s),
+            has_metrics=has_metrics,
         )
     except UsageError as error:
         raise click.UsageError(error.message if error.hint is None else f"{error.message}; {error.hint}") from error

@@ -27,6 +27,7 @@ from worker.engine_makers import Maker, request_maker
 from worker.engine_openai import split_args
 from worker.engine_requests import Request, add_prompt
 from worker.engine_start import resolved_args, start_engine, versions
+from worker.engine_stats import EngineFigures
 from worker.fetched_records import FetchedRecords
 from worker.protocol import Boot, Item, Progress, Ready, Result, Results, Work
 from worker.record_errors import RecordError
@@ -57,7 +58,9 @@ def boot_engine(boot: Boot, started: float) -> tuple[Server, Ready]:
     reader = RecordReader(boot.shape, boot.answer_key, boot.sampling, boot.requests, model_names)
     adapter_folders = local_adapters(boot.requests.adapters)
     engine_args, layer_args = split_args(boot.engine_args)
-    engine = start_engine(boot.model, lora_engine_args(adapter_folders) | engine_args)
+    # Answers name the model as the run does, wherever it is loaded from.
+    named = {**engine_args, "served_model_name": engine_args.get("served_model_name") or boot.model}
+    engine = start_engine(boot.model_path or boot.model, lora_engine_args(adapter_folders) | named)
     adapters = Adapters(adapter_folders)
     adapters.load(engine)
     resolved = resolved_args(engine)
@@ -90,6 +93,7 @@ class Server:
         self, boot: Boot, engine: LLMEngine, reader: RecordReader, requests: Maker, model_names: frozenset[str]
     ) -> None:
         self._engine = engine
+        self._figures = EngineFigures(engine)
         self._reader = reader
         self._requests = requests
         self._model_names = model_names | boot.requests.adapters.keys()
@@ -258,5 +262,7 @@ class Server:
                 step_count=self._step_count + self._media.fetch_count,
                 running_count=running_count,
                 waiting_count=sequence_count - running_count + len(self._backlog),
+                kv_cache_usage=self._figures.kv_cache_usage,
+                preemption_count=self._figures.preemption_count,
             )
         )

@@ -20,6 +20,7 @@ from worker.contract.errors import EngineBootError
 from worker.contract.sampling import nearest
 from worker.engine_environment import has_core_process
 from worker.engine_pooling import served_endpoints
+from worker.engine_stats import sample_scheduler
 
 BATCH_LIMITS = ((120, 731, 32_768), (70, 512, 16_384), (0, 256, 8_192))
 """From so many GiB of device memory on: `max_num_seqs` and `max_num_batched_tokens`. The first row is what an 8B model
@@ -51,7 +52,9 @@ def start_engine(model: str, engine_args: Mapping[str, Any]) -> LLMEngine:
     given = EngineArgs(model=model, **arguments)
     if engine_args.get("max_num_batched_tokens") is None:
         _fit_whole_prompts(given)
-    engine = LLMEngine.from_engine_args(given, usage_context=UsageContext.LLM_CLASS)
+    config = given.create_engine_config(UsageContext.LLM_CLASS)
+    sample_scheduler(config)
+    engine = LLMEngine.from_vllm_config(config, UsageContext.LLM_CLASS, disable_log_stats=given.disable_log_stats)
     if engine.model_config.is_encoder_decoder or not served_endpoints(engine):
         raise EngineBootError(
             f"start engine with model {model}: it is of a kind that is not served in this version (expected a "

@@ -18,6 +18,7 @@ from worker.contract.errors import EngineBootError, EnginesDiedError
 from worker.contract.logs import log_event
 from worker.contract.manifest import EngineReport
 from worker.dispatch import Dispatcher, ProtocolViolationError
+from worker.figures import Figures
 from worker.interrupt import Interrupt
 from worker.partition_reader import PartitionReader
 from worker.pool import Death, EnginePool, Event
@@ -48,6 +49,8 @@ class Tuning:
 class Generated:
     """What is known of the work once all records are answered."""
 
+    input_checksum: str
+    """Of the partition as it was read."""
     engines: tuple[EngineReport, ...]
     versions: Mapping[str, str]
     boot_s: float
@@ -66,6 +69,7 @@ class Generation:
         load: Callable[[], PartitionReader],
         killer_line: Callable[[Item], bytes],
         checkpoint: Checkpoint,
+        figures: Figures,
         interrupt: Interrupt,
         tuning: Tuning,
     ) -> None:
@@ -78,6 +82,7 @@ class Generation:
             load: fetches the partition; called in another thread.
             killer_line: the output line for a record that kills engines.
             checkpoint: takes the results, and knows those of earlier attempts. Not opened yet.
+            figures: of this work, for metrics.
             interrupt: asks to stop.
             tuning: budget and intervals.
         """
@@ -87,6 +92,7 @@ class Generation:
         self._load = load
         self._killer_line = killer_line
         self._checkpoint = checkpoint
+        self._figures = figures
         self._interrupt = interrupt
         self._tuning = tuning
         self._dispatcher = Dispatcher(len(boots))
@@ -127,6 +133,7 @@ class Generation:
                 self._feed()
                 self._restart()
                 self._report_progress()
+                self._figures.emit_if_due()
         finally:
             if self._reader:
                 self._reader.close()
@@ -145,6 +152,7 @@ class Generation:
             self._reader, done = self._loading.result()
             self._dispatcher.load(self._reader.offsets, done)
             self._shown_tokens = self._checkpoint.tally.tokens.completion_tokens
+            self._figures.loaded(self._checkpoint)
             log_event(
                 logger,
                 logging.INFO,
@@ -159,6 +167,7 @@ class Generation:
         environment = self._environments[boot.engine_index]
         pid = self._pool.start(boot, environment)
         self._watch.started(boot.engine_index)
+        self._figures.engine_started(boot.engine_index)
         log_event(
             logger,
             logging.INFO,
@@ -182,8 +191,9 @@ class Generation:
                     self._on_ready(event.engine_index, event.message)
                 case BootFailed():
                     self._on_boot_failed(event.engine_index, event.message)
-                case Progress(step_count=step_count):
-                    self._watch.stepped(event.engine_index, step_count)
+                case Progress():
+                    self._watch.stepped(event.engine_index, event.message.step_count)
+                    self._figures.engine_progressed(event.engine_index, event.message)
         except ProtocolViolationError as error:
             self._pool.kill(event.engine_index, str(error))
 
@@ -193,6 +203,7 @@ class Generation:
         self._ready[engine_index] = ready
         if self._first_ready is None:
             self._first_ready = self._shown_at = time.monotonic()
+            self._figures.engine_ready(self._first_ready - self._started)
         log_event(
             logger,
             logging.INFO,
@@ -337,9 +348,11 @@ class Generation:
         self._shown_at, self._shown_tokens = now, tokens.completion_tokens
 
     def _generated(self) -> Generated:
+        assert self._reader
         now = time.monotonic()
         first_ready = self._first_ready or now
         return Generated(
+            input_checksum=self._reader.checksum,
             engines=tuple(
                 EngineReport(
                     engine_index=engine_index,

@@ -25,6 +25,9 @@ class Boot(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     engine_index: int
     model: str
+    """As the run names it, and as answers do."""
+    model_path: str | None = None
+    """The folder to load it from. None: `model` says where it is."""
     engine_args: dict[str, Any]
     sampling: dict[str, Any]
     shape: Shape
@@ -107,6 +110,10 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     step_count: int
     running_count: int
     waiting_count: int
+    kv_cache_usage: float | None = None
+    """From 0 to 1; None: not known."""
+    preemption_count: int | None = None
+    """Records of this engine that lost their place in the KV cache and had to begin again; since its start."""
 
 
 ToEngine = Boot | Work

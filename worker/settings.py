@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -12,12 +13,14 @@ from typing import Any
 from worker.contract.errors import ConfigError, UsageError
 from worker.contract.layout import normalize_uri
 from worker.contract.pairs import read_pairs
-from worker.spot import metadata_endpoint
+from worker.metadata import is_on_batch, metadata_endpoint
 
 BOOT_TIMEOUT_S = 1800.0
 HANG_TIMEOUT_S = 300.0
 CHECKPOINT_EVERY_S = 30.0
 CHECKPOINT_RECORD_COUNT = 20_000
+_TAG = re.compile(r"[\w.:/@-]{1,128}=[\w.:/@-]{1,256}", re.ASCII)
+"""What needs no escaping in a request, of what S3 takes."""
 SCRATCH = Path("/scratch")
 """Where the job definitions mount the host's local disks."""
 
@@ -55,6 +58,14 @@ class CheckpointPolicy:
 
     every_s: float = CHECKPOINT_EVERY_S
     record_count: int = CHECKPOINT_RECORD_COUNT
+    tag: str | None = None
+    """Of the segments' objects on S3, as `key=value`."""
+
+    def __post_init__(self) -> None:
+        if self.tag is not None and not _TAG.fullmatch(self.tag):
+            raise UsageError(
+                f"read --checkpoint-tag: {self.tag!r} is no tag (expected key=value, both of A-Z a-z 0-9 _ . : / @ -)"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,11 +91,15 @@ class Settings:
     engines: int | None
     engine_args: Mapping[str, Any] = field(default_factory=dict)
     work_folder: Path
+    scratch: Path | None = None
+    """Where the host's local disks are to be; None: they are not awaited, being neither on AWS Batch nor worked on."""
     engine_command: tuple[str, ...]
     checkpoint_policy: CheckpointPolicy = CheckpointPolicy()
     limits: Limits = Limits()
     metadata_endpoint: str | None = None
-    """Where Spot notices are asked for; None: nowhere."""
+    """Where Spot notices are asked for, and what host this is; None: nowhere."""
+    has_metrics: bool = False
+    """Whether the log has lines that CloudWatch makes metrics of."""
 
 
 def read_settings(
@@ -99,6 +114,7 @@ def read_settings(
     environment: Mapping[str, str],
     checkpoint_policy: CheckpointPolicy = CheckpointPolicy(),
     limits: Limits = Limits(),
+    has_metrics: bool | None = None,
     scratch: Path = SCRATCH,
 ) -> Settings:
     """Check and join what the command line and the environment say.
@@ -122,6 +138,7 @@ def read_settings(
                 "find the partition: none is named",
                 hint="give --index, or --submission in an AWS Batch job, or set AWS_BATCH_JOB_ARRAY_INDEX",
             )
+    work_folder = _work_folder(work_dir, scratch)
     return Settings(
         run_uri=normalize_uri(run_uri),
         job=job,
@@ -129,11 +146,13 @@ def read_settings(
         submission_id=submission_id,
         engines=engines,
         engine_args=read_pairs(engine_args, "--engine-arg"),
-        work_folder=_work_folder(work_dir, scratch),
+        work_folder=work_folder,
+        scratch=scratch if is_on_batch(environment) or work_folder.is_relative_to(scratch) else None,
         engine_command=engine_command,
         checkpoint_policy=checkpoint_policy,
         limits=limits,
         metadata_endpoint=metadata_endpoint(environment),
+        has_metrics=is_on_batch(environment) if has_metrics is None else has_metrics,
     )
 
 

@@ -9,33 +9,21 @@ from __future__ import annotations
 import http.client
 import logging
 import threading
-import time
-from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
-from urllib.parse import urlsplit
 
 import msgspec
 
-from worker.contract.command_line import PARENT_VARIABLE
 from worker.contract.logs import log_event
 from worker.interrupt import Interrupt
+from worker.metadata import Metadata
 
-ENDPOINT_VARIABLE = "AWS_EC2_METADATA_SERVICE_ENDPOINT"
-"""The same variables as boto3's."""
-DISABLED_VARIABLE = "AWS_EC2_METADATA_DISABLED"
-DEFAULT_ENDPOINT = "http://169.254.169.254"
 REASON = "spot_interruption"
 
 POLL_S = 5.0
-TIMEOUT_S = 1.0
-"""Of connecting and of each read. Behind a hop limit that is too low, answers never come."""
 ATTEMPT_COUNT = 3
 """So many failures in a row at the start mean that there is no such service here."""
-TOKEN_TTL_S = 21_600
-TOKEN_RENEW_S = TOKEN_TTL_S / 2
 
-_TOKEN_PATH = "/latest/api/token"  # noqa: S105  a path
 _ACTION_PATH = "/latest/meta-data/spot/instance-action"
 _REBALANCE_PATH = "/latest/meta-data/events/recommendations/rebalance"
 
@@ -45,14 +33,6 @@ logger = logging.getLogger(__name__)
 class _Action(msgspec.Struct, frozen=True):
     action: str
     time: str = ""
-
-
-def metadata_endpoint(environment: Mapping[str, str]) -> str | None:
-    """Where to ask. None: not on AWS Batch (nor as `submit --local` plays it) and no endpoint named, or switched off."""
-    if environment.get(DISABLED_VARIABLE, "").lower() == "true":
-        return None
-    is_on_batch = "AWS_BATCH_JOB_ID" in environment and PARENT_VARIABLE not in environment
-    return environment.get(ENDPOINT_VARIABLE) or (DEFAULT_ENDPOINT if is_on_batch else None)
 
 
 class SpotWatch:
@@ -87,7 +67,7 @@ class SpotWatch:
         self._thread.join(limit_s)
 
     def _run(self, endpoint: str) -> None:
-        service, has_answered, failure_count, is_rebalance_known = _Metadata(endpoint), False, 0, False
+        service, has_answered, failure_count, is_rebalance_known = Metadata(endpoint), False, 0, False
         while not self._is_over.is_set():
             try:
                 notice = service.get(_ACTION_PATH)
@@ -115,44 +95,3 @@ class SpotWatch:
             found = _Action(action="unknown")
         log_event(logger, logging.WARNING, "spot.interruption_noticed", action=found.action, at=found.time)
         self._interrupt.request(REASON, f"a Spot notice ({found.action} at {found.time or 'an unknown time'})")
-
-
-class _Metadata:
-    """IMDSv2. Never by a proxy: the address is the host's own."""
-
-    def __init__(self, endpoint: str) -> None:
-        parts = urlsplit(endpoint)
-        self._host = parts.netloc
-        self._prefix = parts.path.rstrip("/")
-        self._token = ""
-        self._token_until = 0.0
-
-    def get(self, path: str) -> bytes | None:
-        """What is at a path; None if nothing is.
-
-        Raises:
-            OSError: no connection, or too slow an answer.
-            http.client.HTTPException: the answer is no HTTP.
-            ValueError: the service refuses.
-        """
-        if time.monotonic() >= self._token_until:
-            self._token = self._ask("PUT", _TOKEN_PATH, {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_TTL_S)})[
-                1
-            ].decode()
-            self._token_until = time.monotonic() + TOKEN_RENEW_S
-        status, content = self._ask("GET", path, {"X-aws-ec2-metadata-token": self._token})
-        return content if status == http.client.OK else None
-
-    def _ask(self, method: str, path: str, headers: dict[str, str]) -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection(self._host, timeout=TIMEOUT_S)
-        try:
-            connection.request(method, self._prefix + path, headers=headers)
-            response = connection.getresponse()
-            content = response.read()
-        finally:
-            connection.close()
-        is_nothing_there = method == "GET" and response.status == http.client.NOT_FOUND
-        if response.status != http.client.OK and not is_nothing_there:
-            self._token_until = 0.0
-            raise ValueError(f"{method} {path}: HTTP {response.status}")
-        return response.status, content

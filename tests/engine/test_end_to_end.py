@@ -8,12 +8,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 
+from tests.fake_hub import Repository, running_hub
 from tests.models import tiny_llama
 from worker.contract.formats import checksum_of, decode
 from worker.contract.manifest import Manifest
@@ -161,14 +163,30 @@ def test_a_local_run_answers_as_vllm_does_and_a_second_one_does_nothing(
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
-def test_a_run_on_s3_answers_as_vllm_does(tmp_path: Path, s3_bucket: str, expected: list[dict[str, Any]]) -> None:
-    store = open_store(f"s3://{s3_bucket}")
+@pytest.fixture
+def hub_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The tiny Llama's id on a hub, which processes from here ask."""
+    with running_hub() as hub:
+        hub.repositories["org/tiny-llama"] = Repository(tiny_llama(), "0123456789abcdef0123456789abcdef01234567")
+        for name, value in hub.variables(tmp_path / "hf").items():
+            monkeypatch.setenv(name, value)
+        yield "org/tiny-llama"
+
+
+def test_a_run_on_s3_answers_as_vllm_does(
+    tmp_path: Path, s3_bucket: str, expected: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its model on S3, too."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    store, model = open_store(f"s3://{s3_bucket}"), f"s3://{s3_bucket}/models/tiny"
+    for path in tiny_llama().iterdir():
+        store.write(f"{model}/{path.name}", path.read_bytes())
     half = len(LINES) // 2
     store.write(f"s3://{s3_bucket}/in/a b.jsonl", b"\n".join(LINES[:half]))
     store.write(f"s3://{s3_bucket}/in/c.jsonl", b"\r\n".join(LINES[half:]) + b"\r\n\r\n")
 
     done = submit(
-        f"s3://{s3_bucket}/in/", "--run", f"s3://{s3_bucket}/runs/r1", "--model", str(tiny_llama()), "--partitions", "2",
+        f"s3://{s3_bucket}/in/", "--run", f"s3://{s3_bucket}/runs/r1", "--model", model, "--partitions", "2",
         "--on-invalid", "keep", *ENGINE_OPTIONS, "--local", "--parallel", "2",
         cwd=tmp_path,
     )  # fmt: skip
@@ -177,8 +195,10 @@ def test_a_run_on_s3_answers_as_vllm_does(tmp_path: Path, s3_bucket: str, expect
     check_outputs(f"s3://{s3_bucket}/runs/r1", expected)
 
 
-def test_openai_batch_lines_come_back_in_openai_shape(tmp_path: Path, expected: list[dict[str, Any]]) -> None:
-    """One partition, so a plain job; run by hand, as the container would."""
+def test_openai_batch_lines_come_back_in_openai_shape(
+    tmp_path: Path, expected: list[dict[str, Any]], hub_model: str
+) -> None:
+    """One partition, so a plain job; run by hand, as the container would. The model is a hub's, and known by its id there."""
     records = [
         {
             "custom_id": f"r{number}",
@@ -189,11 +209,12 @@ def test_openai_batch_lines_come_back_in_openai_shape(tmp_path: Path, expected: 
         for number, record in enumerate(GOOD)
     ]
     (tmp_path / "in.jsonl").write_bytes(b"".join(orjson.dumps(record) + b"\n" for record in records))
-    model = str(tiny_llama())
-    submit("split", "in.jsonl", "--run", "run", "--model", model, "--partitions", "1", *ENGINE_OPTIONS, cwd=tmp_path)
+    submit(
+        "split", "in.jsonl", "--run", "run", "--model", hub_model, "--partitions", "1", *ENGINE_OPTIONS, cwd=tmp_path
+    )
 
     done = subprocess.run(
-        [str(BIN / "worker"), "run", "--index", "0", "--engines", "1"],
+        [str(BIN / "worker"), "run", "--index", "0", "--engines", "1", "--work-dir", "work"],
         cwd=tmp_path,
         env=os.environ | {"LLM_ARRAY_RUN": "run"},
         capture_output=True,
@@ -203,6 +224,7 @@ def test_openai_batch_lines_come_back_in_openai_shape(tmp_path: Path, expected: 
     assert done.returncode == 0, done.stderr.decode()[-4000:]
     events = [orjson.loads(line)["event"] for line in done.stdout.removesuffix(b"\n").split(b"\n")]
     assert events[0] == "worker.started"
+    assert "model.downloaded" in events
     assert events[-1] == "partition.committed"
     lines = (tmp_path / "run/outputs/part-00000-of-00001.jsonl").read_bytes().removesuffix(b"\n").split(b"\n")
     for record, line, answer in zip(records, lines, expected, strict=True):
@@ -211,6 +233,7 @@ def test_openai_batch_lines_come_back_in_openai_shape(tmp_path: Path, expected: 
         assert row["custom_id"] == record["custom_id"]
         assert row["error"] is None
         assert row["response"]["status_code"] == 200
+        assert row["response"]["body"]["model"] == hub_model
         choices = row["response"]["body"]["choices"]
         texts = [choice["message"]["content"] if "message" in choice else choice["text"] for choice in choices]
         assert texts == answer["texts"]

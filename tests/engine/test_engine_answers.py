@@ -12,12 +12,12 @@ from typing import Any
 import orjson
 import pytest
 
-from tests.engine.boots import ENGINE_ARGS, Ask, ask, asking, boot, chat, completion, line, ready
+from tests.engine.boots import ENGINE_ARGS, Ask, ask, asking, boot, chat, completion, line, messages_of, ready
 from tests.engine.run_batch import assert_same, run_batch
 from tests.models import tiny_llama
 from tests.worker_runs import has_ended
 from worker.pool import DEFAULT_COMMAND, EnginePool
-from worker.protocol import Boot, Result
+from worker.protocol import Boot, Item, Progress, Result, Work
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 
@@ -225,6 +225,7 @@ def test_vllms_own_processes_end_with_the_engine(tmp_path: Path) -> None:
         assert ready(pool).resolved["has_core_process"]
         (result,) = ask(pool, [chat("hello", temperature=0)])
         assert result.error == ""
+        assert kv_cache_usage(pool) > 0
         group = group_of(pid)
         assert len(group) > 1
 
@@ -233,6 +234,17 @@ def test_vllms_own_processes_end_with_the_engine(tmp_path: Path) -> None:
         assert all(has_ended(member, END_LIMIT_S) for member in group)
     finally:
         pool.stop(grace_s=1.0)
+
+
+def kv_cache_usage(pool: EnginePool) -> float:
+    """What the engine says of it once it has something to do for a while."""
+    raw = orjson.dumps(completion("go on", max_tokens=400, ignore_eos=True))
+    pool.send(0, Work([Item(ordinal, 0, ordinal + 1, raw) for ordinal in range(200)]))
+    return next(
+        message.kv_cache_usage
+        for message in messages_of(pool)
+        if isinstance(message, Progress) and message.kv_cache_usage
+    )
 
 
 def group_of(pid: int) -> list[int]:

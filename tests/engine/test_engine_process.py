@@ -21,6 +21,7 @@ from worker.protocol import Boot, BootFailed, Item, Progress, Ready, Work
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 
 END_LIMIT_S = 5.0
+SMALL_CACHE = {"block_size": 128, "num_gpu_blocks_override": 20}
 
 
 @contextmanager
@@ -63,11 +64,16 @@ def test_an_engine_that_cannot_start_says_why_and_exits_69(
 
 
 def test_an_engine_ends_with_its_socket_in_the_middle_of_its_work() -> None:
-    with engine(boot()) as (pool, pid):
+    """Until then it says how full its KV cache is, here too small for its work, and what that costs."""
+    with engine(boot(engine_args=ENGINE_ARGS | SMALL_CACHE)) as (pool, pid):
         assert isinstance(wait_for(pool, Ready), Ready)
         raw = b'{"prompt": "go on", "max_tokens": 480, "ignore_eos": true}'
         pool.send(0, Work([Item(ordinal, 0, ordinal + 1, raw) for ordinal in range(200)]))
-        assert wait_for(pool, Progress).running_count > 0
+        progress = wait_for(pool, Progress)
+        assert progress.running_count > 0
+        while not progress.preemption_count:
+            progress = wait_for(pool, Progress)
+        assert 0.5 < progress.kv_cache_usage <= 1
 
         pool.hang_up()
 

@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -47,10 +48,21 @@ USED = {
         "tokenize_prompt": ["prompt", "params"],
         "validate_token_ids": ["parameter"],
     },
+    "vllm.engine.arg_utils.EngineArgs": {"create_engine_config": ["usage_context"]},
+    "vllm.config.SchedulerConfig": {"get_scheduler_cls": []},
+    "vllm.v1.core.kv_cache_manager.KVCacheManager": {"usage": []},
+    "vllm.v1.core.sched.scheduler.Scheduler": {"_preempt_request": [], "make_stats": []},
+    "vllm.v1.metrics.loggers.StatLoggerManager": {
+        "log": [],
+        "record": ["scheduler_stats", "iteration_stats", "mm_cache_stats"],
+    },
+    "vllm.v1.metrics.stats.PrefixCacheStats": {"__init__": ["preempted_requests"]},
+    "vllm.v1.metrics.stats.SchedulerStats": {"__init__": ["kv_cache_usage", "prefix_cache_stats"]},
     "vllm.v1.engine.llm_engine.LLMEngine": {
         "abort_request": ["request_ids"],
         "add_lora": [],
         "add_request": ["request_id", "prompt", "params", "lora_request"],
+        "from_vllm_config": ["vllm_config", "usage_context", "disable_log_stats"],
         "get_num_unfinished_requests": [],
         "get_supported_tasks": [],
         "step": [],
@@ -79,9 +91,24 @@ for path, methods in used.items():
         if found is None:
             gone.append(f"{path}.{method}")
             continue
-        missing = set(parameters) - set(inspect.signature(found).parameters)
+        missing = set(parameters) - set(inspect.signature(found).parameters if parameters else ())
         gone += [f"{path}.{method}({parameter}=)" for parameter in sorted(missing)]
 print("GONE" + orjson.dumps(gone).decode())
+
+from types import SimpleNamespace
+from vllm.config import SchedulerConfig
+from worker.engine_stats import sample_scheduler
+chosen = []
+for given in ({"async_scheduling": False}, {"async_scheduling": True}, {"scheduler_cls": "their.own.Scheduler"}):
+    config = SchedulerConfig(max_model_len=512, is_encoder_decoder=False, **given)
+    sample_scheduler(SimpleNamespace(scheduler_config=config))
+    scheduler = config.scheduler_cls
+    chosen.append(scheduler if isinstance(scheduler, str) else [kind.__name__ for kind in scheduler.__mro__])
+print("CHOSEN" + orjson.dumps(chosen).decode())
+
+from vllm.model_executor.model_loader import LoadFormats
+from worker.model_files import WEIGHT_PATTERNS
+print("UNKNOWN" + orjson.dumps(sorted(set(WEIGHT_PATTERNS) - set(LoadFormats.__args__))).decode())
 """
 
 
@@ -94,14 +121,35 @@ def imported_names() -> list[tuple[str, str, str]]:
     return found
 
 
-def test_vllm_has_every_name_that_is_used_of_it() -> None:
+@pytest.fixture(scope="module")
+def looked_up() -> dict[str, Any]:
     names = imported_names()
     assert len(names) > 40
-
     done = subprocess.run(
         [sys.executable, "-c", LOOK_UP], input=orjson.dumps([names, USED]), capture_output=True, check=False
     )
-
     assert done.returncode == 0, done.stderr.decode()[-2000:]
-    (gone,) = [line[4:] for line in done.stdout.decode().splitlines() if line.startswith("GONE")]
-    assert orjson.loads(gone) == []
+    said = done.stdout.decode().splitlines()
+    return {
+        word: orjson.loads(line[len(word) :])
+        for word in ("GONE", "CHOSEN", "UNKNOWN")
+        for line in said
+        if line.startswith(word)
+    }
+
+
+def test_vllm_has_every_name_that_is_used_of_it(looked_up: dict[str, Any]) -> None:
+    assert looked_up["GONE"] == []
+
+
+def test_every_format_of_weights_is_one_of_vllms(looked_up: dict[str, Any]) -> None:
+    assert looked_up["UNKNOWN"] == []
+
+
+def test_our_scheduler_is_the_one_that_vllm_would_have_taken(looked_up: dict[str, Any]) -> None:
+    """Its scheduler for GPUs, too, which no machine without one has; and nobody's own is replaced."""
+    plain, overlapping, theirs = looked_up["CHOSEN"]
+
+    assert plain[:3] == ["SampledScheduler", "_Sampled", "Scheduler"]
+    assert overlapping[:4] == ["SampledAsyncScheduler", "_Sampled", "AsyncScheduler", "Scheduler"]
+    assert theirs == "their.own.Scheduler"

@@ -17,6 +17,7 @@ from worker.checkpoint import Checkpoint, CheckpointPlace
 from worker.contract.errors import StorageError
 from worker.contract.manifest import EarlierAttempt
 from worker.contract.store import open_store
+from worker.figures import Figures
 from worker.generate import Generated, Generation, Tuning
 from worker.interrupt import Interrupt
 from worker.partition_reader import PartitionReader, load_partition
@@ -67,6 +68,7 @@ def generate(
             load=load,
             killer_line=lambda item: item.raw,
             checkpoint=checkpoint,
+            figures=Figures({}, is_on=False),
             interrupt=interrupt,
             tuning=tuning or Tuning(),
         )

@@ -113,3 +113,13 @@ def test_scratch_is_used_where_it_is(tmp_path: Path) -> None:
 
     scratch.mkdir()
     assert read(index=0, scratch=scratch).work_folder == scratch
+
+
+def test_scratch_is_looked_at_on_aws_batch_and_where_it_is_worked_on(tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    on_batch = {"AWS_BATCH_JOB_ID": "job"}
+    assert read(on_batch, index=0, scratch=scratch).scratch == scratch
+    assert read(on_batch | {"LLM_ARRAY_PARENT_PID": "1"}, index=0, scratch=scratch).scratch is None
+    assert read(index=0, scratch=scratch).scratch is None
+
+    assert read(index=0, scratch=scratch, work_dir=str(scratch / "deeper")).scratch == scratch

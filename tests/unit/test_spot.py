@@ -13,8 +13,9 @@ import pytest
 from tests.fake_imds import ACTION_PATH, NOTICE, REBALANCE, REBALANCE_PATH, FakeImds
 from worker.contract.errors import InterruptedRunError
 from worker.interrupt import Interrupt
+from worker.metadata import DEFAULT_ENDPOINT, metadata_endpoint
 from worker.pool import EnginePool
-from worker.spot import ATTEMPT_COUNT, DEFAULT_ENDPOINT, SpotWatch, metadata_endpoint
+from worker.spot import ATTEMPT_COUNT, SpotWatch
 
 POLL_S = 0.01
 LIMIT_S = 30.0

@@ -27,6 +27,9 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True):
 class Times(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds on the monotonic clock of the attempt that committed."""
 
+    model_s: float | None = None
+    """Looking for the model and its adapters, and bringing them to the host or waiting until another worker has. None in
+    manifests of earlier versions."""
     boot_s: float
     """From the start of the first engine process until the first was ready."""
     generate_s: float
@@ -56,6 +59,10 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     job_queue: str | None
     compute_environment: str | None
     host: str
+    instance_type: str | None = None
+    """AWS's name of the host's kind; None where nobody tells it, as everywhere but on AWS. So is the next."""
+    market: str | None = None
+    """`spot` or `on-demand`."""
     started_at: str
     ended_at: str
 
@@ -69,6 +76,8 @@ class EarlierAttempt(msgspec.Struct, frozen=True, kw_only=True):
     compute_environment: str | None
     """Tells Spot from On-Demand where compute environments are named so."""
     host: str
+    instance_type: str | None = None
+    market: str | None = None
     started_at: str
     record_count: int = 0
     """Results that it left in segments."""
@@ -90,6 +99,7 @@ class Manifest(Document, frozen=True, kw_only=True):
     """Of the JSONL, before compression."""
     output_checksum: str
     input_checksum: str
+    """Empty in a manifest that was rebuilt when the run that this one comes after was gone."""
     record_count: int
     ok_count: int
     error_count: int

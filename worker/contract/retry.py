@@ -29,6 +29,7 @@ from botocore.parsers import ResponseParserError
 from urllib3.exceptions import HTTPError
 
 from worker.contract.logs import log_event
+from worker.contract.retry_count import retries
 
 ATTEMPT_COUNT = 8
 TOTAL_S = 240.0
@@ -111,6 +112,7 @@ def call_with_retries(operation: str, call: Callable[[], Answer]) -> Answer:
     """
 
     def log_retry(state: tenacity.RetryCallState) -> None:
+        retries.add()
         error = state.outcome.exception() if state.outcome else None
         log_event(
             logger,
