@@ -20,9 +20,10 @@ from typing import IO, Any
 import orjson
 
 from submitter.job_definition import Decision, RetryRules
+from submitter.local_logs import ENGINE_SUFFIX, EVENTS_SUFFIX, log_stem
+from submitter.local_presence import held
 from worker.contract.command_line import PARENT_VARIABLE
 from worker.contract.errors import InterruptedRunError
-from worker.contract.layout import partition_name
 from worker.contract.submission import Submission
 
 STOP_GRACE_S = 30.0
@@ -108,7 +109,7 @@ class _LocalArray:
 
     def run(self) -> list[ChildEnd]:
         self._options.log_folder.mkdir(parents=True, exist_ok=True)
-        with selectors.DefaultSelector() as selector, self._stop_on_signals():
+        with held(self._options.log_folder), selectors.DefaultSelector() as selector, self._stop_on_signals():
             try:
                 while (self._waiting or self._running) and not self._stopped_by:
                     while self._waiting and len(self._running) < self._options.parallel:
@@ -124,9 +125,9 @@ class _LocalArray:
         return [self._ends[index] for index in sorted(self._ends)]
 
     def _start(self, selector: selectors.BaseSelector, array_index: int, partition_index: int, attempt: int) -> None:
-        stem = f"{partition_name(partition_index, self._partition_count)}-{self._submission.submission_id}-{attempt}"
-        log_path = self._options.log_folder / f"{stem}.jsonl"
-        engine_log_path = self._options.log_folder / f"{stem}.engine.log"
+        stem = log_stem(partition_index, self._partition_count, self._submission.submission_id, attempt)
+        log_path = self._options.log_folder / f"{stem}{EVENTS_SUFFIX}"
+        engine_log_path = self._options.log_folder / f"{stem}{ENGINE_SUFFIX}"
         with engine_log_path.open("wb") as engine_log:
             process = subprocess.Popen(
                 [*self._options.worker_command, "run", self._run_uri, "--submission", self._submission.submission_id],

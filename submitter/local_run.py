@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from tempfile import gettempdir
 from typing import Any
 
 from submitter.batch_records import Patience, Records
 from submitter.job_definition import DEFAULT_RETRY_RULES, RetryRules, retry_rules
 from submitter.limits import job_name_of
 from submitter.local import ChildEnd, LocalOptions, run_children
+from submitter.local_logs import log_folder_of
 from submitter.output import Output, count, duration, kinds_of_errors
-from submitter.planned_run import PlannedRun
+from submitter.planned_run import Outputs, PlannedRun
 from submitter.progress import LocalProgress, progress_bar
+from submitter.run_accounts import Account
+from submitter.stage import done_before
 from worker.contract.errors import ConfigError, ExitCode
-from worker.contract.manifest import Manifest, Tokens
+from worker.contract.manifest import Manifest
 from worker.contract.submission import Submission, ranges_of
 
 
@@ -30,14 +31,20 @@ class LocalRun:
         self._output = output
         self.started_count = 0
         """Partitions that `finish` had to run."""
+        self.held_count = 0
+        """Partitions that it could not, since the run before has not done them."""
 
     def finish(self, parallel: int, rules: RetryRules, environment: Mapping[str, str]) -> list[ChildEnd]:
         """Run the partitions that have no output yet, with more variables for the workers; gives those that failed."""
-        done = {index for index in self._run.outputs().by_index if self._manifest(index)}
+        outputs = self._run.outputs()
+        done = {index for index in outputs.by_index if self._manifest(index)}
         # A worker that finds an output without its manifest, or another plan's, sees to it without starting an engine.
-        remaining = [index for index in range(len(self._plan.partitions)) if index not in done]
+        remaining = self._without_held(
+            [index for index in range(len(self._plan.partitions)) if index not in done], outputs
+        )
         if not remaining:
-            self._output.note("every partition has its output already: nothing to run")
+            if not self.held_count:
+                self._output.note("every partition has its output already: nothing to run")
             return []
         self.started_count = len(remaining)
         submission = self._new_submission(remaining)
@@ -51,26 +58,40 @@ class LocalRun:
                 finished_records=sum(self._plan.partitions[index].record_count for index in done),
             )
             options = LocalOptions(
-                parallel=parallel, retry_rules=rules, log_folder=self._log_folder(), environment=environment
+                parallel=parallel, retry_rules=rules, log_folder=log_folder_of(self._run), environment=environment
             )
             ends = run_children(
                 self._run.layout.run_uri, submission, len(self._plan.partitions), options, progress.report
             )
         return [end for end in ends if end.exit_code]
 
+    def exit_code_of(self, failed: list[ChildEnd]) -> int:
+        """What a command says whose children ended so."""
+        return exit_code_of(failed) or (ExitCode.INTERRUPTED if self.held_count else ExitCode.OK)
+
+    def _without_held(self, remaining: list[int], outputs: Outputs) -> list[int]:
+        after = self._plan.after
+        if after is None:
+            return remaining
+        ready = done_before(after, len(self._plan.partitions)) | outputs.by_index.keys()
+        found = [index for index in remaining if index in ready]
+        self.held_count = len(remaining) - len(found)
+        if self.held_count:
+            self._output.note(
+                f"{count(self.held_count, 'partition')} not run: {after.run_uri} has not done them; submit resume "
+                f"{after.run_uri}, then submit resume {self._run.layout.run_uri}"
+            )
+        return found
+
     def summary(self, failed: list[ChildEnd], elapsed_s: float) -> tuple[dict[str, Any], list[str]]:
         done = sorted(self._run.outputs().by_index)
-        manifests = [found for index in done if (found := self._manifest(index))]
-        tokens = sum((manifest.tokens for manifest in manifests), Tokens())
-        ok_count = sum(manifest.ok_count for manifest in manifests)
-        error_count = sum(manifest.error_count for manifest in manifests)
-        error_counts = sum((Counter(manifest.error_counts) for manifest in manifests), Counter[str]())
-        generate_s = sum(manifest.times.generate_s for manifest in manifests if manifest.times)
+        account = Account.total(Account.of(found) for index in done if (found := self._manifest(index)))
+        tokens, generate_s = account.tokens, account.generate_s
         document = {
             "partition_done_count": len(done),
-            "ok_count": ok_count,
-            "error_count": error_count,
-            "error_counts": dict(error_counts),
+            "ok_count": account.ok_count,
+            "error_count": account.error_count,
+            "error_counts": dict(account.error_counts),
             "prompt_tokens": tokens.prompt_tokens,
             "completion_tokens": tokens.completion_tokens,
             "generate_s": generate_s,
@@ -90,10 +111,10 @@ class LocalRun:
         rate = f", {tokens.completion_tokens / generate_s:,.0f} tokens/s while generating" if generate_s else ""
         lines = [
             (
-                f"{count(ok_count, 'record')} answered, {count(error_count, 'error')}, {len(done):,} of "
+                f"{count(account.ok_count, 'record')} answered, {count(account.error_count, 'error')}, {len(done):,} of "
                 f"{count(len(self._plan.partitions), 'partition')} done in {duration(elapsed_s)}"
             ),
-            *([f"errors: {kinds_of_errors(error_counts)}"] if error_counts else []),
+            *([f"errors: {kinds_of_errors(account.error_counts)}"] if account.error_counts else []),
             f"{tokens.completion_tokens:,} output tokens{rate}",
             f"outputs: {self._run.layout.outputs}",
             *(
@@ -124,12 +145,6 @@ class LocalRun:
             )
             if records.create(submission):
                 return submission
-
-    def _log_folder(self) -> Path:
-        run_uri = self._run.layout.run_uri
-        if run_uri.startswith("s3://"):
-            return Path(gettempdir(), "llm-array", self._plan.run_id, "logs")
-        return Path(run_uri, "logs")
 
 
 def local_rules(job_definition: str | None, output: Output) -> RetryRules:

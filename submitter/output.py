@@ -65,6 +65,10 @@ class Output:
         self._as_json = as_json
         self._notes: list[str] = []
 
+    @property
+    def is_for_programs(self) -> bool:
+        return self._as_json
+
     def document(self, document: dict[str, Any], lines: Sequence[str]) -> None:
         """The result of a command: `document` for programs, `lines` for people."""
         if self._as_json:
@@ -73,6 +77,14 @@ class Output:
         else:
             for line in lines:
                 click.echo(line)
+
+    def entry(self, document: dict[str, Any]) -> None:
+        """One of the documents of a command that gives many: a line of JSON, out at once."""
+        self.raw(orjson.dumps(document, option=orjson.OPT_NON_STR_KEYS).decode())
+
+    def raw(self, line: str) -> None:
+        """A line for programs that is JSON as it stands."""
+        click.echo(line)
 
     def note(self, text: str) -> None:
         """Something to know that is no error."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from io import BytesIO
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -110,7 +111,7 @@ def schema_of(uri: str, etag: str | None = None) -> pa.Schema | None:
     if stored is None:
         raise NotFoundError(f"read {uri}: there is no such object")
     if etag is not None:
-        stored = ObjectInfo(uri=uri, size_bytes=stored.size_bytes, etag=etag)
+        stored = replace(stored, etag=etag)
     if form_of(fetch_range(magic_range(stored)), uri) != PARQUET:
         return None
     require_pyarrow(f"read {uri}")

@@ -6,6 +6,7 @@ import io
 import os
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -169,6 +170,20 @@ def test_list_is_in_order_and_pages(place: Place) -> None:
 
     assert [entry.uri for entry in store.list(join(root, "sub") + "/")] == [join(root, "sub", name) for name in names]
     assert list(store.list(join(root, "other") + "/")) == []
+
+
+def test_when_an_object_was_written_is_known(place: Place) -> None:
+    store, root = place
+    begun_s = time.time()
+    store.write(join(root, "x"), b"one")
+    ended_s = time.time()
+
+    found = store.head(join(root, "x"))
+
+    assert found
+    assert list(store.list(root + "/")) == [found]
+    # S3 says whole seconds.
+    assert begun_s - 1 <= found.modified_s <= ended_s + 1
 
 
 def test_delete_is_idempotent(place: Place) -> None:

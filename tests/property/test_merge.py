@@ -21,7 +21,7 @@ MIB = 1 << 20
 
 
 def objects(sizes: list[int]) -> list[ObjectInfo]:
-    return [ObjectInfo(uri=str(index), size_bytes=size, etag="") for index, size in enumerate(sizes)]
+    return [ObjectInfo(uri=str(index), size_bytes=size, etag="", modified_s=0.0) for index, size in enumerate(sizes)]
 
 
 def check(sizes: list[int], parts: list[PlannedPart], limits: PartLimits) -> None:

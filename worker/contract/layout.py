@@ -97,9 +97,14 @@ class RunLayout:
     def manifest(self, index: int, count: int) -> str:
         return join(self.manifests, f"{partition_name(index, count)}.json")
 
+    @property
+    def all_checkpoints(self) -> str:
+        """The folder of those of the partitions."""
+        return join(self.run_uri, "checkpoints")
+
     def checkpoints(self, index: int, count: int) -> str:
         """The folder of a partition's segments."""
-        return join(self.run_uri, "checkpoints", partition_name(index, count))
+        return join(self.all_checkpoints, partition_name(index, count))
 
     def segment(self, index: int, count: int, writer_id: str, number: int) -> str:
         return join(self.checkpoints(index, count), f"{writer_id}-{number:06d}.jsonl.zst")

@@ -45,6 +45,8 @@ class ObjectInfo:
     uri: str
     size_bytes: int
     etag: str
+    modified_s: float
+    """Seconds since 1970. S3 says whole ones."""
 
 
 class Store(Protocol):
@@ -60,7 +62,7 @@ class Store(Protocol):
         """A stream over an object from byte `start`. Close it."""
 
     def head(self, uri: str) -> ObjectInfo | None:
-        """Size and etag, or None if there is no such object."""
+        """What is known of it, or None if there is no such object."""
 
     def list(self, prefix_uri: str) -> Iterator[ObjectInfo]:
         """All objects below a prefix, in the order of their names; nothing if there are none.
@@ -70,6 +72,9 @@ class Store(Protocol):
 
     def create(self, uri: str, content: bytes, owner: str) -> bool:
         """Create a small object. True if it is the caller's, also when an earlier answer was lost."""
+
+    def create_tagged(self, uri: str, content: bytes, owner: str, tag: str) -> bool:
+        """`create` with a tag, as `key=value`, by which a bucket's rules know the object. On a disk there are none."""
 
     def create_stream(self, uri: str, produce: Produce, owner: str) -> bool:
         """Create an object of any size. True if it is the caller's, as for `create`."""
@@ -120,7 +125,7 @@ class LocalStore:
                 status = Path(uri).stat()
         except NotFoundError:
             return None
-        return ObjectInfo(uri=uri, size_bytes=status.st_size, etag=_etag(status))
+        return _info(uri, status)
 
     def list(self, prefix_uri: str) -> Iterator[ObjectInfo]:
         for folder, folders, files in os.walk(prefix_uri, onerror=_unlistable, followlinks=True):
@@ -132,6 +137,9 @@ class LocalStore:
 
     def create(self, uri: str, content: bytes, owner: str) -> bool:
         return self.create_stream(uri, lambda stream: _write_all(stream, content), owner)
+
+    def create_tagged(self, uri: str, content: bytes, owner: str, tag: str) -> bool:  # noqa: ARG002  see Store
+        return self.create(uri, content, owner)
 
     def create_stream(self, uri: str, produce: Produce, owner: str) -> bool:  # noqa: ARG002  link() has no lost answers
         with _named_errors("create", uri), _draft(Path(uri), produce) as publish:
@@ -171,7 +179,11 @@ def _listed(path: Path) -> ObjectInfo | None:
             return None  # removed meanwhile
         if not stat.S_ISREG(status.st_mode):
             raise InputError(f"list {path}: it is no file (expected files, folders and links to them)")
-        return ObjectInfo(uri=str(path), size_bytes=status.st_size, etag=_etag(status))
+        return _info(str(path), status)
+
+
+def _info(uri: str, status: os.stat_result) -> ObjectInfo:
+    return ObjectInfo(uri=uri, size_bytes=status.st_size, etag=_etag(status), modified_s=status.st_mtime)
 
 
 def _etag(status: os.stat_result) -> str:
