@@ -11,30 +11,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 from typing import Any
 
-from submitter.batch_checks import check_target
+from submitter.batch_checks import check_targets
 from submitter.batch_client import Batch, open_batch
-from submitter.batch_records import Known, Patience, Records, id_after
-from submitter.batch_request import SubmitOptions, Target, assumed_shape, job_name_for, submit_request
+from submitter.batch_records import Known, Patience, Records
+from submitter.batch_request import SubmitOptions, assumed_targets, submit_request
 from submitter.batch_submit import Outcome, Settled, Submitter
-from submitter.limits import MAX_ARRAY_SIZE
+from submitter.batch_work import Share, Work, plan_submissions, whole
 from worker.contract.errors import UsageError
 from worker.contract.layout import RunLayout
 from worker.contract.plan import Plan
 from worker.contract.store import Store
-from worker.contract.submission import Submission, ranges_of
+from worker.contract.submission import Submission
 
 __all__ = [
     "DryRun",
     "Patience",
+    "Share",
     "SubmitOptions",
     "SubmitResult",
     "SubmittedJob",
     "dry_run",
     "open_batch",
-    "plan_submissions",
     "submit",
 ]
 
@@ -54,6 +53,8 @@ class SubmittedJob:
     submitted_at: str
     partition_count: int
     partition_ranges: tuple[tuple[int, int], ...]
+    depends_on: str | None
+    """A job of the run that this one comes after."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +95,7 @@ def submit(
     options: SubmitOptions,
     *,
     partition_indices: Iterable[int] | None = None,
+    shares: Sequence[Share] | None = None,
     after: str | None = None,
     patience: Patience | None = None,
     notify: Callable[[str], None] = lambda _message: None,
@@ -107,8 +109,8 @@ def submit(
         batch: where to.
         options: how.
         partition_indices: what to submit; None for all partitions of the run.
-        after: for a resubmission, the id of the last submission that was looked at when `partition_indices` was decided
-            upon. Partitions of later submissions, and of open ones, are not submitted again; those of earlier ones are.
+        shares: in their place, where not all is submitted in one way.
+        after: for a resubmission, the id of the last submission that was looked at when what to submit was decided upon. Partitions of later submissions, and of open ones, are not submitted again; those of earlier ones are.
         patience: how long to try and to wait.
         notify: told in words for people when the call has to wait for another submitter.
 
@@ -118,15 +120,14 @@ def submit(
         StorageError: a job's record could not be written. The same call later finds the job.
     """
     records = Records(store=store, layout=layout, patience=patience or Patience())
-    work = _Work(records, plan, partition_indices, after)
+    work = Work(records, whole(plan, partition_indices) if shares is None else shares, after)
     warnings: tuple[str, ...] = ()
     if work.is_done():
         settled = {known.submission_id: _already(known) for known in work.counted()}
     else:
-        checked = check_target(batch, options)
-        warnings = _location_warnings(layout) + checked.warnings
-        target = Target(options=options, shape=checked.shape, region=batch.region)
-        submitter = Submitter(records=records, plan=plan, batch=batch, target=target, notify=notify)
+        targets, found = check_targets(batch, options)
+        warnings = _location_warnings(layout) + found
+        submitter = Submitter(records=records, plan=plan, batch=batch, targets=targets, notify=notify)
         settled = _submit_rest(work, submitter)
     in_order = [settled[submission_id] for submission_id in sorted(settled, key=int)]
     return SubmitResult(
@@ -146,6 +147,7 @@ def dry_run(
     batch: Batch | None = None,
     region: str | None = None,
     partition_indices: Iterable[int] | None = None,
+    shares: Sequence[Share] | None = None,
     after: str | None = None,
 ) -> DryRun:
     """The requests that `submit` would send, without changing anything in AWS or in the run.
@@ -154,22 +156,21 @@ def dry_run(
     project's own. `region` is needed only then.
     """
     records = Records(store=store, layout=layout, patience=Patience())
-    work = _Work(records, plan, partition_indices, after)
+    work = Work(records, whole(plan, partition_indices) if shares is None else shares, after)
     if batch is not None:
-        checked = check_target(batch, options)
-        target = Target(options=options, shape=checked.shape, region=batch.region)
-        warnings = checked.warnings
+        targets, warnings = check_targets(batch, options)
     elif region is not None:
-        target = Target(options=options, shape=assumed_shape(options), region=region)
+        targets = assumed_targets(options, region)
         warnings = ("queue and job definition were not checked: AWS was not asked",)
     else:
         raise UsageError("make SubmitJob requests: no region (expected a region, or access to AWS)")
     open_ones = [known.submission for known in work.counted() if known.is_open]
-    new_ones = plan_submissions(
-        plan, layout, target, work.remaining(), first_id=work.next_id(), created_at=records.timestamp()
-    )
+    new_ones: list[Submission] = []
+    for share in work.remaining():
+        first_id = f"{int(work.next_id()) + len(new_ones):04d}"
+        new_ones += plan_submissions(plan, layout, targets, share, first_id=first_id, created_at=records.timestamp())
     return DryRun(
-        requests=tuple(submit_request(plan, layout, entry, target) for entry in (*open_ones, *new_ones)),
+        requests=tuple(submit_request(plan, layout, entry, targets.of(entry)) for entry in (*open_ones, *new_ones)),
         already_submitted=tuple(_job_of(_already(known)) for known in work.counted() if not known.is_open),
         warnings=(
             *_location_warnings(layout),
@@ -182,68 +183,7 @@ def dry_run(
     )
 
 
-def plan_submissions(
-    plan: Plan, layout: RunLayout, target: Target, partition_indices: Sequence[int], *, first_id: str, created_at: str
-) -> tuple[Submission, ...]:
-    """Submissions that hold these partitions: one, or as many of about equal size as the limit of an array asks for.
-
-    About equal, because a last array that is left with one partition would be a job of another kind, without an index.
-    """
-    count = -(-len(partition_indices) // MAX_ARRAY_SIZE)
-    bounds = [len(partition_indices) * number // count for number in range(count + 1)] if count else []
-    ids = [f"{int(first_id) + number:04d}" for number in range(count)]
-    return tuple(
-        Submission(
-            submission_id=submission_id,
-            created_at=created_at,
-            target="batch",
-            job_name=job_name_for(plan, layout, submission_id),
-            job_queue=target.options.job_queue,
-            job_definition=target.shape.job_definition,
-            partition_ranges=ranges_of(partition_indices[start:end]),
-        )
-        for submission_id, (start, end) in zip(ids, pairwise(bounds), strict=True)
-    )
-
-
-class _Work:
-    """Which partitions still need a submission."""
-
-    def __init__(
-        self, records: Records, plan: Plan, partition_indices: Iterable[int] | None, after: str | None
-    ) -> None:
-        self._records = records
-        self._after = int(after or 0)
-        self._wanted = _checked_indices(plan, partition_indices)
-        self.refresh()
-        self._open_at_first = {known.submission_id for known in self._known if known.is_open}
-
-    def refresh(self) -> None:
-        self._ids = self._records.ids()
-        found = map(self._records.read, self._ids)
-        self._known = [known for known in found if known.submission.target == "batch"]
-
-    def next_id(self) -> str:
-        """Of the same look at the folder as `remaining`: had it moved on since, creating the id fails, as it must."""
-        return id_after(self._ids)
-
-    def counted(self) -> list[Known]:
-        """Submissions whose partitions are not submitted again."""
-        return [
-            known
-            for known in self._known
-            if int(known.submission_id) > self._after or known.submission_id in self._open_at_first
-        ]
-
-    def remaining(self) -> list[int]:
-        covered = {index for known in self.counted() for index in known.submission.partition_indices()}
-        return [index for index in self._wanted if index not in covered]
-
-    def is_done(self) -> bool:
-        return not self.remaining() and not any(known.is_open for known in self.counted())
-
-
-def _submit_rest(work: _Work, submitter: Submitter) -> dict[str, Settled]:
+def _submit_rest(work: Work, submitter: Submitter) -> dict[str, Settled]:
     settled: dict[str, Settled] = {}
     while True:
         for known in work.counted():
@@ -259,8 +199,8 @@ def _submit_rest(work: _Work, submitter: Submitter) -> dict[str, Settled]:
         first, *_ = plan_submissions(
             submitter.plan,
             records.layout,
-            submitter.target,
-            remaining,
+            submitter.targets,
+            remaining[0],
             first_id=work.next_id(),
             created_at=records.timestamp(),
         )
@@ -268,17 +208,6 @@ def _submit_rest(work: _Work, submitter: Submitter) -> dict[str, Settled]:
         if entry is not None:
             settled[first.submission_id] = entry
         work.refresh()
-
-
-def _checked_indices(plan: Plan, partition_indices: Iterable[int] | None) -> list[int]:
-    count = len(plan.partitions)
-    if partition_indices is None:
-        return list(range(count))
-    wanted = sorted(set(partition_indices))
-    wrong = next((index for index in wanted if not 0 <= index < count), None)
-    if wrong is not None:
-        raise UsageError(f"submit partition {wrong}: the run has {count} (expected 0 to {count - 1})")
-    return wanted
 
 
 def _location_warnings(layout: RunLayout) -> tuple[str, ...]:
@@ -305,4 +234,5 @@ def _job_of(settled: Settled) -> SubmittedJob:
         submitted_at=submitted.submitted_at,
         partition_count=submission.size,
         partition_ranges=submission.partition_ranges,
+        depends_on=submission.depends_on,
     )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from submitter.batch_client import Batch
-from submitter.batch_request import DefinitionShape, SubmitOptions
+from submitter.batch_request import DefinitionShape, SubmitOptions, Target, Targets
 from submitter.batch_retry import retry_rules, retry_warnings
 from submitter.batch_shapes import Requirements, container_name_of, requirements_of
 from submitter.instances import Instance, types_of
@@ -36,8 +36,9 @@ def check_target(batch: Batch, options: SubmitOptions) -> Checked:
         ConfigError: the queue or the definition is missing, disabled or broken, or a job would never start.
         UsageError: the queue's scheduling policy and the options do not go together.
     """
-    queue = _usable_queue(batch, options)
-    definition = _active_definition(batch, options.job_definition)
+    queue = usable_queue(batch, options.job_queue)
+    _check_scheduling(queue, options)
+    definition = active_definition(batch, options.job_definition)
     shape = _shape_of(definition, options)
     _check_tag_count(definition, options)
     needed = requirements_of(definition)
@@ -46,14 +47,43 @@ def check_target(batch: Batch, options: SubmitOptions) -> Checked:
     )
     warnings = [
         *_queue_warnings(queue),
-        *_fit_warnings(options, needed, environments),
+        *fit_warnings(options.job_queue, options.job_definition, needed, environments),
         *_retry_warnings(definition, options),
     ]
     return Checked(shape=shape, warnings=tuple(warnings))
 
 
-def _usable_queue(batch: Batch, options: SubmitOptions) -> dict[str, Any]:
-    name = options.job_queue
+def check_targets(batch: Batch, options: SubmitOptions) -> tuple[Targets, tuple[str, ...]]:
+    """The same for the queue and, if there is one, the fallback's; gives them with what there is to warn of.
+
+    One of the two may have a fair-share policy and the other none: share identifier and priority go where they are taken.
+
+    Raises:
+        ConfigError, UsageError: see `check_target`.
+    """
+    asked = [options]
+    if options.fallback is not None:
+        asked.append(replace(options, job_queue=options.fallback.job_queue, fallback=None))
+        fair = [_is_fair_share(usable_queue(batch, one.job_queue)) for one in asked]
+        if any(fair):
+            asked = [
+                one if is_fair else replace(one, share_identifier=None, scheduling_priority=None)
+                for one, is_fair in zip(asked, fair, strict=True)
+            ]
+    checked = [check_target(batch, one) for one in asked]
+    first, *others = (
+        Target(options=one, shape=found.shape, region=batch.region) for one, found in zip(asked, checked, strict=True)
+    )
+    warnings = dict.fromkeys(warning for found in checked for warning in found.warnings)
+    return Targets(first=first, fallback=others[0] if others else None), tuple(warnings)
+
+
+def usable_queue(batch: Batch, name: str) -> dict[str, Any]:
+    """A job queue that takes jobs, by name or ARN.
+
+    Raises:
+        ConfigError: there is none, or it is disabled, broken, or for another service.
+    """
     queue = batch.describe_queue(name)
     if queue is None:
         raise ConfigError(
@@ -70,22 +100,37 @@ def _usable_queue(batch: Batch, options: SubmitOptions) -> dict[str, Any]:
         )
     if queue.get("jobQueueType", "ECS") != "ECS":
         raise ConfigError(f"use job queue {name}: it is for {queue['jobQueueType']} (expected ECS)")
-    _check_scheduling(queue, options)
     return queue
 
 
+def _is_fair_share(queue: Mapping[str, Any]) -> bool:
+    return bool(queue.get("schedulingPolicyArn"))
+
+
 def _check_scheduling(queue: Mapping[str, Any], options: SubmitOptions) -> None:
-    fair_share = bool(queue.get("schedulingPolicyArn"))
-    what = f"use job queue {options.job_queue}"
-    if fair_share and options.share_identifier is None:
-        raise UsageError(f"{what}: it has a fair-share policy, which needs a share identifier")
-    if not fair_share and options.share_identifier is not None:
-        raise UsageError(f"{what}: it has no fair-share policy, and Batch then takes no share identifier")
-    if not fair_share and options.scheduling_priority is not None:
-        raise UsageError(f"{what}: it has no fair-share policy, without which a scheduling priority means nothing")
+    is_fair, what = _is_fair_share(queue), f"use job queue {options.job_queue}"
+    if is_fair and options.share_identifier is None:
+        raise UsageError(
+            f"{what}: it has a fair-share policy, which needs a share identifier",
+            hint="give --share, such as --share team1",
+        )
+    if not is_fair and options.share_identifier is not None:
+        raise UsageError(
+            f"{what}: it has no fair-share policy, and Batch then takes no share identifier", hint="leave out --share"
+        )
+    if not is_fair and options.scheduling_priority is not None:
+        raise UsageError(
+            f"{what}: it has no fair-share policy, without which a scheduling priority means nothing",
+            hint="leave out --priority",
+        )
 
 
-def _active_definition(batch: Batch, reference: str) -> dict[str, Any]:
+def active_definition(batch: Batch, reference: str) -> dict[str, Any]:
+    """A job definition that jobs can be submitted with.
+
+    Raises:
+        ConfigError: there is none, or it is not active.
+    """
     prefix, _, short = reference.rpartition("/")
     definition = batch.describe_definition(reference) if ":" in short else batch.newest_definition(short)
     if definition is None:
@@ -137,13 +182,19 @@ def _retry_warnings(definition: Mapping[str, Any], options: SubmitOptions) -> li
     return [f"job definition {name}: {warning}" for warning in retry_warnings(rules)]
 
 
-def _fit_warnings(options: SubmitOptions, needed: Requirements, environments: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Warnings about compute environments; an error if none of them can run the job."""
+def fit_warnings(
+    job_queue: str, job_definition: str, needed: Requirements, environments: Sequence[Mapping[str, Any]]
+) -> list[str]:
+    """Warnings about a queue's compute environments.
+
+    Raises:
+        ConfigError: none of them can run the job.
+    """
     verdicts = [_verdict(environment, needed) for environment in environments]
     if not any(verdict.may_fit for verdict in verdicts):
         reasons = "; ".join(verdict.reason for verdict in verdicts) or "it has no compute environment"
         raise ConfigError(
-            f"fit job definition {options.job_definition} into job queue {options.job_queue}: the job needs {needed}, "
+            f"fit job definition {job_definition} into job queue {job_queue}: the job needs {needed}, "
             f"and would wait for ever: {reasons}",
             hint="use a job definition for the queue's instance types, or another queue",
         )

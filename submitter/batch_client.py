@@ -148,6 +148,21 @@ class Batch:
             ],
         )
 
+    def one_child(self, array_job_id: str, status: JobStatusType) -> dict[str, Any] | None:
+        """Any child of an array that is in this state, or None: what Batch says of it, it mostly says of all."""
+        found = self._read(
+            f"list one child of job {array_job_id}",
+            lambda: self._client.list_jobs(arrayJobId=array_job_id, jobStatus=status, maxResults=1)["jobSummaryList"],
+        )
+        return dict(found[0]) if found else None
+
+    def front_of_queue(self, queue: str) -> list[dict[str, Any]]:
+        """The first 100 RUNNABLE jobs of a queue in the order in which they are to start."""
+        snapshot = self._read(
+            f"look at the front of job queue {queue}", lambda: self._client.get_job_queue_snapshot(jobQueue=queue)
+        )
+        return [dict(job) for job in snapshot.get("frontOfQueue", {}).get("jobs", [])]
+
     def terminate_job(self, job_id: str, reason: str) -> None:
         """End a job, with all children of an array, in whatever state it is. Nothing happens to one that has ended."""
         self._read(f"terminate job {job_id}", lambda: self._client.terminate_job(jobId=job_id, reason=reason))

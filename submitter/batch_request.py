@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from submitter import limits
 from submitter.batch_retry import DEFAULT_RETRY_RULES
+from worker.contract.errors import UsageError
 from worker.contract.layout import RunLayout
 from worker.contract.plan import Plan
-from worker.contract.submission import Submission
+from worker.contract.submission import Fallback, Submission
 
 _OWN_TAGS = ("llm-array-run", "llm-array-model", "llm-array-partitions", "llm-array-submission", "llm-array-version")
 
@@ -32,6 +33,8 @@ class SubmitOptions:
     attempts: int | None = None
     """Instead of the definition's number; its rules stay."""
     tags: Mapping[str, str] = field(default_factory=dict)
+    fallback: Fallback | None = None
+    """Where partitions go that were interrupted again and again. None: they stay in the queue."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """More variables for the container. Whoever may describe the job sees them: secrets belong into the definition."""
 
@@ -48,6 +51,13 @@ class SubmitOptions:
             limits.check_timeout(self.timeout_s)
         if self.attempts is not None:
             limits.check_attempts(self.attempts)
+        if self.fallback is not None:
+            limits.check_queue(self.fallback.job_queue)
+            if self.fallback.job_queue == self.job_queue:
+                raise UsageError(
+                    f"read --fallback-queue: {self.job_queue} is the job queue itself (expected another)",
+                    hint="name an On-Demand queue, or leave it out",
+                )
 
     def all_tag_keys(self) -> set[str]:
         return {*self.tags, *_OWN_TAGS}
@@ -73,10 +83,27 @@ class Target:
     region: str
 
 
-def assumed_shape(options: SubmitOptions) -> DefinitionShape:
-    """The shape of this project's own job definitions, for a dry run that cannot ask AWS."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Targets:
+    """The queue that was asked for, and where partitions go that are interrupted there again and again."""
+
+    first: Target
+    fallback: Target | None
+
+    def of(self, submission: Submission) -> Target:
+        """Where a submission goes that was written by whomever: without a fallback now, to the first queue."""
+        return self.fallback if submission.is_fallback and self.fallback else self.first
+
+
+def assumed_targets(options: SubmitOptions, region: str) -> Targets:
+    """Targets whose job definition is one of this project's own, for a dry run that cannot ask AWS."""
     rules = DEFAULT_RETRY_RULES.to_request()["evaluateOnExit"]
-    return DefinitionShape(job_definition=options.job_definition, container_name=None, evaluate_on_exit=tuple(rules))
+    shape = DefinitionShape(job_definition=options.job_definition, container_name=None, evaluate_on_exit=tuple(rules))
+    first = Target(options=options, shape=shape, region=region)
+    if options.fallback is None:
+        return Targets(first=first, fallback=None)
+    other = replace(options, job_queue=options.fallback.job_queue, fallback=None)
+    return Targets(first=first, fallback=replace(first, options=other))
 
 
 def job_name_for(plan: Plan, layout: RunLayout, submission_id: str) -> str:
@@ -109,6 +136,9 @@ def submit_request(plan: Plan, layout: RunLayout, submission: Submission, target
     }
     if submission.size > 1:
         request["arrayProperties"] = {"size": submission.size}
+    if submission.depends_on is not None:
+        each_for_its_own = {"type": "N_TO_N"} if submission.size > 1 else {}
+        request["dependsOn"] = [{"jobId": submission.depends_on, **each_for_its_own}]
     if options.share_identifier is not None:
         request["shareIdentifier"] = options.share_identifier
     if options.scheduling_priority is not None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from submitter.batch_client import Batch, NotSubmittedError, UnknownOutcomeError
 from submitter.batch_records import Hold, Known, LostClaimError, Records
-from submitter.batch_request import Target, submit_request
+from submitter.batch_request import Targets, submit_request
 from worker.contract.errors import ArrayError, BatchError, ConfigError
 from worker.contract.logs import log_event
 from worker.contract.plan import Plan
@@ -44,12 +44,14 @@ class Submitter:
     records: Records
     plan: Plan
     batch: Batch
-    target: Target
+    targets: Targets
     notify: Callable[[str], None]
 
     def submit_new(self, submission: Submission) -> Settled | None:
         """Write a submission and submit it; None if another submitter has taken its id."""
-        submit_request(self.plan, self.records.layout, submission, self.target)  # breaks a limit: before it is written
+        submit_request(
+            self.plan, self.records.layout, submission, self.targets.of(submission)
+        )  # breaks a limit: before it is written
         hold = self.records.create(submission)
         if hold is None:
             return None
@@ -65,7 +67,7 @@ class Submitter:
             known = self.records.read(submission_id)
             if known.submitted:
                 return Settled(submission=known.submission, submitted=known.submitted, outcome="already_submitted")
-            hold = self.records.take_over(known, self._queue, self.notify)
+            hold = self.records.take_over(known, self._queue(known), self.notify)
             if hold is None:
                 continue
             try:
@@ -74,19 +76,18 @@ class Submitter:
             except LostClaimError:
                 continue
 
-    @property
-    def _queue(self) -> str:
-        return self.target.options.job_queue
+    def _queue(self, known: Known) -> str:
+        return self.targets.of(known.submission).options.job_queue
 
     def _submit(self, known: Known, hold: Hold) -> Settled:
         """Call SubmitJob until a job is known to exist."""
-        request = submit_request(self.plan, self.records.layout, known.submission, self.target)
+        request = submit_request(self.plan, self.records.layout, known.submission, self.targets.of(known.submission))
         tries = self.records.patience.submit_attempts
         job_may_exist = False
 
         def attempt() -> Settled:
             nonlocal job_may_exist
-            hold.ensure(self._queue)
+            hold.ensure(self._queue(known))
             try:
                 answer = self.batch.submit_job(request)
             except UnknownOutcomeError as error:
@@ -135,17 +136,17 @@ class Submitter:
         oldest = datetime.fromisoformat(known.submission.created_at).timestamp() - CLOCK_MARGIN_S
         return [
             job
-            for queue in known.queues(self._queue)
-            for job in self._jobs_in(queue, known.submission.job_name)
+            for queue in known.queues(self._queue(known))
+            for job in self._jobs_in(queue, known)
             if job.get("createdAt", oldest * 1000) >= oldest * 1000
         ]
 
-    def _jobs_in(self, queue: str, job_name: str) -> list[dict[str, Any]]:
+    def _jobs_in(self, queue: str, known: Known) -> list[dict[str, Any]]:
         try:
-            return self.batch.jobs_named(queue, job_name)
+            return self.batch.jobs_named(queue, known.submission.job_name)
         except ConfigError:
             # The queue that an earlier command named may be deleted since, and its jobs with it.
-            if queue != self._queue and self.batch.describe_queue(queue) is None:
+            if queue != self._queue(known) and self.batch.describe_queue(queue) is None:
                 return []
             raise
 

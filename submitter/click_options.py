@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from worker.contract.errors import UsageError
+
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
@@ -21,3 +23,18 @@ def decorated(command: Callable[..., Any], *decorators: Decorator) -> Callable[.
     for decorator in reversed(decorators):
         command = decorator(command)
     return command
+
+
+def required(name: str, value: Any, what: str) -> Any:
+    """The value of an option that a command cannot do without.
+
+    Raises:
+        UsageError: it is not given. Says how it can be.
+    """
+    if value is None:
+        raise UsageError(
+            f"read command line: --{name} is missing ({what})",
+            hint=f"give --{name}, set SUBMIT_{name.upper().replace('-', '_')}, or write it into submit.toml"
+            + ("; --local needs none, and runs the workers on this machine" if name == "queue" else ""),
+        )
+    return value

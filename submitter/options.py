@@ -4,68 +4,25 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 import click
 
-from submitter.batch_request import SubmitOptions
-from submitter.click_options import decorated, option
+from submitter.click_options import decorated, option, required
 from submitter.request_options import read_request_changes, read_requests, request_options
 from submitter.settings import FileSettings, merged_table, read_file
 from submitter.split import SplitRequest
+from submitter.stage_request import StageRequest
 from worker.contract.errors import UsageError
-from worker.contract.layout import MAX_PARTITION_COUNT, normalize_uri
+from worker.contract.layout import MAX_PARTITION_COUNT, RunLayout, normalize_uri
 from worker.contract.output_line import STAGES
 from worker.contract.pairs import read_pairs
 from worker.contract.plan import Compression
 from worker.contract.sampling import nearest
 
 DEFAULT_ANSWER_KEY = "response"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchFlags:
-    """Where and how a run is submitted."""
-
-    queue: str | None
-    job_definition: str | None
-    share: str | None
-    priority: int | None
-    timeout_s: int | None
-    attempts: int | None
-    tags: dict[str, str]
-    environment: dict[str, str]
-    """Variables for the workers."""
-    dry_run: bool
-
-    def refuse_dry_run(self) -> None:
-        """Where no request is made that could be shown.
-
-        Raises:
-            UsageError: one was asked for.
-        """
-        if self.dry_run:
-            raise UsageError(
-                "read command line: --dry-run shows what AWS Batch would be asked, and --local asks nothing"
-            )
-
-    def submit_options(self) -> SubmitOptions:
-        """The same, checked against Batch's limits.
-
-        Raises:
-            UsageError: the queue or the job definition is missing, or a value breaks a limit.
-        """
-        return SubmitOptions(
-            job_queue=_required("queue", self.queue, "the job queue"),
-            job_definition=_required("job-definition", self.job_definition, "name or name:revision"),
-            share_identifier=self.share,
-            scheduling_priority=self.priority,
-            timeout_s=self.timeout_s,
-            attempts=self.attempts,
-            tags=self.tags,
-            environment=self.environment,
-        )
+COMMANDLINE = click.core.ParameterSource.COMMANDLINE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +36,8 @@ class RetryRequest:
     partial: bool = False
     """Take what there is of an unfinished run."""
     model: str | None = None
+    revision: str | None = None
+    """None: the old run's, of the same model."""
     partition_count: int | None = None
     """None: as many as make partitions about as large as the old run's."""
     compression: Compression | None = None
@@ -138,20 +97,18 @@ def _known_options() -> set[str]:
 
 
 def plan_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Options that make up a `SplitRequest`, passed as `request`."""
+    """Options that make up a `SplitRequest`, or with `--after` a `StageRequest`, passed as `request`."""
 
     @functools.wraps(command)
     def wrapped(*args: Any, **values: Any) -> Any:
         settings = click.get_current_context().obj or FileSettings({}, {}, None)
-        if not values["inputs"]:
-            raise UsageError(
-                "read command line: no INPUTS", hint="name files, folders, globs or s3:// URIs, or - for standard input"
-            )
+        inputs, partition_count, after = _read_inputs(values)
         request = SplitRequest(
-            inputs=tuple(values.pop("inputs")),
-            run_uri=normalize_uri(_required("run", values.pop("run"), "the run's URI")),
-            model=_required("model", values.pop("model"), "a hub id or a path"),
-            partition_count=_required("partitions", values.pop("partitions"), "how many parts"),
+            inputs=inputs,
+            run_uri=normalize_uri(required("run", values.pop("run"), "the run's URI")),
+            model=required("model", values.pop("model"), "a hub id, an s3:// prefix or a path"),
+            revision=values.pop("revision"),
+            partition_count=partition_count or 1,
             shape=values.pop("shape"),
             compression=values.pop("compress"),
             on_invalid=values.pop("on_invalid"),
@@ -163,13 +120,26 @@ def plan_options(command: Callable[..., Any]) -> Callable[..., Any]:
             requests=read_requests(values, settings),
             process_count=values.pop("split_processes"),
         )
-        return command(*args, request=request, **values)
+        if after is None:
+            return command(*args, request=request, **values)
+        stage = StageRequest(after=after, partition_count=partition_count, settings=request)
+        return command(*args, request=stage, **values)
 
     return decorated(
         wrapped,
         click.argument("inputs", nargs=-1, metavar="INPUTS...", envvar="SUBMIT_INPUTS"),
+        click.option(
+            "--after",
+            metavar="RUN",
+            help="In place of INPUTS: the output lines of another run, which need not be finished.",
+        ),
         option("--run", metavar="URI", help="Where the run lives: s3://bucket/prefix or a folder."),
-        option("--model", metavar="MODEL", help="A hub id, or a path as the worker sees it."),
+        option("--model", metavar="MODEL", help="A hub id, an s3:// prefix, or a path as the worker sees it."),
+        option(
+            "--revision",
+            metavar="REV",
+            help="A commit, branch or tag of a hub's model; default: what is current. The plan keeps the commit.",
+        ),
         option(
             "--partitions",
             type=click.IntRange(1, MAX_PARTITION_COUNT),
@@ -237,53 +207,6 @@ def plan_options(command: Callable[..., Any]) -> Callable[..., Any]:
     )
 
 
-def batch_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Options that make up a `BatchFlags`, passed as `batch_flags`."""
-
-    @functools.wraps(command)
-    def wrapped(*args: Any, **values: Any) -> Any:
-        settings = click.get_current_context().obj or FileSettings({}, {}, None)
-        names = {one.name for one in fields(BatchFlags)} - {"tags", "environment", "timeout_s"}
-        flags = BatchFlags(
-            tags=merged_table("tags", settings, values.pop("tag"), as_text=True),
-            environment=merged_table("env", settings, values.pop("env"), as_text=True),
-            timeout_s=values.pop("timeout"),
-            **{name: values.pop(name) for name in names},
-        )
-        return command(*args, batch_flags=flags, **values)
-
-    return decorated(
-        wrapped,
-        option("--queue", metavar="NAME", help="The job queue to submit to."),
-        option(
-            "--job-definition",
-            metavar="NAME[:REV]",
-            help="The job definition; with --local a file whose retry rules hold.",
-        ),
-        option("--share", metavar="ID", help="Share identifier; fair-share queues need one."),
-        option("--priority", type=click.IntRange(0, 9999), metavar="N", help="Scheduling priority within the share."),
-        option(
-            "--timeout", type=click.IntRange(60), metavar="SECONDS", help="Time limit of each attempt; not retried."
-        ),
-        option(
-            "--attempts",
-            type=click.IntRange(1, 10),
-            metavar="N",
-            help="Attempts per partition; default: the definition's.",
-        ),
-        click.option("--tag", multiple=True, metavar="KEY=VALUE", help="A tag of the jobs. May be repeated."),
-        click.option(
-            "--env",
-            multiple=True,
-            metavar="NAME=VALUE",
-            help="A variable for the workers, such as LLM_ARRAY_HANG_TIMEOUT_S=600; no secrets. May be repeated.",
-        ),
-        click.option(
-            "--dry-run", is_flag=True, help="Print the exact SubmitJob requests as JSON; write and submit nothing."
-        ),
-    )
-
-
 def retry_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Options that make up a `RetryRequest`, passed as `request`.
 
@@ -298,6 +221,7 @@ def retry_options(command: Callable[..., Any]) -> Callable[..., Any]:
             only=values.pop("only"),
             partial=values.pop("partial"),
             model=values.pop("model"),
+            revision=values.pop("revision"),
             partition_count=values.pop("partitions"),
             compression=values.pop("compress"),
             engines=values.pop("engines"),
@@ -321,6 +245,7 @@ def retry_options(command: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option("--partial", is_flag=True, help="Take what has failed so far of an unfinished run."),
         click.option("--model", metavar="MODEL", help="Another model."),
+        click.option("--revision", metavar="REV", help="Another revision; default: that of RUN's plan."),
         click.option(
             "--partitions",
             type=click.IntRange(1, MAX_PARTITION_COUNT),
@@ -343,32 +268,28 @@ def retry_options(command: Callable[..., Any]) -> Callable[..., Any]:
     )
 
 
+def _read_inputs(values: dict[str, Any]) -> tuple[tuple[str, ...], int | None, str | None]:
+    """What is to be read, in how many partitions (None: as many as the run before has), and the run before, if it is one."""
+    inputs, partition_count, after = tuple(values.pop("inputs")), values.pop("partitions"), values.pop("after")
+    if after is not None:
+        context = click.get_current_context()
+        given = {name for name in ("inputs", "partitions") if context.get_parameter_source(name) is COMMANDLINE}
+        if "inputs" in given:
+            raise UsageError(
+                "read command line: INPUTS and --after (expected one of them)",
+                hint=f"--after reads the outputs of {after} and nothing else",
+            )
+        # What a settings file has of them is the first stage's.
+        run_uri = normalize_uri(after)
+        return (RunLayout(run_uri).outputs,), partition_count if "partitions" in given else None, run_uri
+    if not inputs:
+        raise UsageError(
+            "read command line: no INPUTS", hint="name files, folders, globs or s3:// URIs, or - for standard input"
+        )
+    return inputs, required("partitions", partition_count, "how many parts"), None
+
+
 def processes_option(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option(
         "--processes", type=click.IntRange(1, 256), metavar="N", help="Processes that read; default: one per core."
     )(command)
-
-
-def local_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    return decorated(
-        command,
-        click.option("--local", is_flag=True, help="Run the workers on this machine instead of AWS Batch."),
-        option(
-            "--parallel",
-            type=click.IntRange(1, 256),
-            default=1,
-            show_default=True,
-            metavar="K",
-            help="With --local: workers at a time.",
-        ),
-    )
-
-
-def _required(name: str, value: Any, what: str) -> Any:
-    if value is None:
-        raise UsageError(
-            f"read command line: --{name} is missing ({what})",
-            hint=f"give --{name}, set SUBMIT_{name.upper().replace('-', '_')}, or write it into submit.toml"
-            + ("; --local needs none, and runs the workers on this machine" if name == "queue" else ""),
-        )
-    return value

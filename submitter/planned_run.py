@@ -7,11 +7,11 @@ from typing import Self
 
 import msgspec
 
-from worker.contract.errors import InputError
+from worker.contract.errors import InputError, UsageError
 from worker.contract.formats import decode
 from worker.contract.layout import RunLayout, normalize_uri
 from worker.contract.manifest import Manifest
-from worker.contract.plan import Partition, Plan, read_plan
+from worker.contract.plan import Compression, Partition, Plan, read_plan
 from worker.contract.store import NotFoundError, ObjectInfo, Store, open_store
 
 
@@ -105,16 +105,44 @@ class PartitionTask:
         return _read_manifest(self.run.store, self.manifest_uri)
 
     def stored_input(self) -> ObjectInfo:
-        """The partition's own object.
+        """Where its records are: an object of the run's own, or an output of the run that this one comes after.
 
         Raises:
             InputError: there is none.
         """
-        uri = self.run.layout.partition(self.index, self.partition_count, self.run.plan.compression)
-        found = self.run.store.head(uri)
+        found = self.find_input()
         if found is None:
-            raise InputError(f"look up partition {uri}: there is none", hint="plan the run again under another URI")
+            after = self.run.plan.after
+            hint = f"submit resume {after.run_uri}" if after else "plan the run again under another URI"
+            raise InputError(f"look up partition {self._input_uri}: there is none", hint=hint)
         return found
+
+    def find_input(self) -> ObjectInfo | None:
+        """The same, or None."""
+        return open_store(self._input_uri).head(self._input_uri)
+
+    @property
+    def _input_uri(self) -> str:
+        after = self.run.plan.after
+        if after is None:
+            return self.run.layout.partition(self.index, self.partition_count, self.run.plan.compression)
+        return RunLayout(after.run_uri).output(self.index, self.partition_count, after.compression)
+
+    @property
+    def input_compression(self) -> Compression:
+        """Of the same."""
+        after = self.run.plan.after
+        return self.run.plan.compression if after is None else after.compression
+
+
+def check_apart(run_uri: str, new_run_uri: str) -> None:
+    """See that a run that is made from another does not lie within it.
+
+    Raises:
+        UsageError: it does.
+    """
+    if f"{new_run_uri}/".startswith(f"{run_uri}/"):
+        raise UsageError(f"plan run {new_run_uri}: it lies within {run_uri} (expected a place of its own)")
 
 
 def _read_manifest(store: Store, uri: str) -> Manifest | None:

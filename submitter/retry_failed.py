@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from submitter.failed_records import FailedTask, collect_failed, writing
 from submitter.output import Output, count, kinds_of_errors
-from submitter.planned_run import Outputs, PlannedRun
+from submitter.planned_run import Outputs, PlannedRun, check_apart
 from submitter.processes import Processes
 from submitter.progress import progress_bar
 from submitter.request_options import changed_requests
 from submitter.split import SplitRequest, SplitResult, split_inputs
 from submitter.split_tuning import SplitTuning
-from worker.contract.errors import ExitCode, InputError, UsageError
+from worker.contract.errors import ExitCode, InputError
 from worker.contract.formats import Checksum
 from worker.contract.plan import InputObject, Source
 from worker.contract.store import open_store
@@ -65,7 +65,7 @@ def retry_failed(request: RetryRequest) -> Retried:
         StorageError, ConfigError: storage gave no answer, or refused.
     """
     run = PlannedRun.open(request.run_uri)
-    _check_apart(run.layout.run_uri, request.new_run_uri)
+    check_apart(run.layout.run_uri, request.new_run_uri)
     outputs = run.outputs()
     missing_count = run.partition_count - len(outputs.by_index)
     if missing_count and not request.partial:
@@ -116,11 +116,6 @@ def _nothing_lines(request: RetryRequest, retried: Retried) -> list[str]:
         return [f"no record of {request.run_uri} failed: no run is made"]
     kinds = kinds_of_errors(retried.error_counts)
     return [f"no record of {request.run_uri} failed in that way: no run is made; there are {kinds}"]
-
-
-def _check_apart(run_uri: str, new_run_uri: str) -> None:
-    if f"{new_run_uri}/".startswith(f"{run_uri}/"):
-        raise UsageError(f"plan run {new_run_uri}: it lies within {run_uri} (expected a place of its own)")
 
 
 def _spool(run: PlannedRun, outputs: Outputs, request: RetryRequest, folder: Path) -> Spool:
@@ -178,12 +173,22 @@ def _plan(run: PlannedRun, request: RetryRequest, spool: Spool) -> SplitResult:
 def _split_request(run: PlannedRun, request: RetryRequest, spool: Spool) -> SplitRequest:
     plan = run.plan
     requests = changed_requests(plan.requests, request.requests)
+    model = request.model or plan.model
+    # Plans of earlier versions may have it among the engine's arguments.
+    revision = plan.model_revision or plan.engine_args.get("revision")
+    engine_args = {name: value for name, value in plan.engine_args.items() if name != "revision"}
     as_large_count = -(-spool.record_count * run.partition_count // plan.record_count)
     return SplitRequest(
         inputs=(run.layout.outputs,),
         run_uri=request.new_run_uri,
         partition_count=request.partition_count or as_large_count,
-        model=request.model or plan.model,
+        model=model,
+        revision=request.revision or (revision if model == plan.model else None),
+        adapter_revisions={
+            name: revision
+            for name, revision in plan.adapter_revisions.items()
+            if requests.adapters.get(name) == plan.requests.adapters.get(name)
+        },
         # A template given now reads any object.
         shape=plan.shape if requests.template is None else "template",
         compression=request.compression or plan.compression,
@@ -191,7 +196,7 @@ def _split_request(run: PlannedRun, request: RetryRequest, spool: Spool) -> Spli
         on_invalid="keep",
         on_duplicate_id="keep",
         engines=request.engines or plan.engines,
-        engine_args=plan.engine_args | request.engine_args,
+        engine_args=engine_args | request.engine_args,
         sampling=plan.sampling | request.sampling,
         answer_key=request.answer_key or plan.answer_key,
         requests=requests,

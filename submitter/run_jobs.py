@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from submitter.batch_client import Batch, open_batch
 from submitter.batch_records import Known, Records
+from submitter.job_attempts import attempts_of
 
 if TYPE_CHECKING:
     from mypy_boto3_batch.literals import JobStatusType
@@ -31,6 +32,8 @@ class RunJob:
     state: JobState
     """`unlisted`: too new for Batch to say anything of it; `stopping`: somebody has terminated it, and its last
     containers are ending."""
+    detail: dict[str, Any] | None
+    """What Batch says of it; None if it says nothing."""
 
 
 def batch_submissions(records: Records) -> list[Known]:
@@ -44,7 +47,7 @@ def look_up_jobs(batch: Batch, submissions: Iterable[Known], now_s: float) -> li
     by_region: dict[str, list[Known]] = {}
     for known in submissions:
         if known.submitted is not None:
-            by_region.setdefault(_region_of(known.submitted.job_arn) or batch.region, []).append(known)
+            by_region.setdefault(region_of(known.submitted.job_arn) or batch.region, []).append(known)
     return [
         job
         for region, entries in by_region.items()
@@ -65,7 +68,7 @@ def _look_up(batch: Batch, submissions: Sequence[Known], now_s: float) -> Iterat
             state = "ended"
         elif job.get("isTerminated"):
             state = "stopping"
-        yield RunJob(batch=batch, known=known, job_id=submitted.job_id, state=state)
+        yield RunJob(batch=batch, known=known, job_id=submitted.job_id, state=state, detail=job)
 
 
 def partitions_in_hand(job: RunJob) -> set[int]:
@@ -80,5 +83,23 @@ def partitions_in_hand(job: RunJob) -> set[int]:
     return {partition for index, partition in enumerate(partitions) if index not in ended}
 
 
-def _region_of(job_arn: str | None) -> str | None:
+def failed_children(job: RunJob) -> dict[int, Mapping[str, Any]]:
+    """Children that have failed, by their partitions, as Batch lists them. None of a job that it knows no more."""
+    if job.detail is None or job.detail["status"] == "SUCCEEDED":
+        return {}
+    partitions = list(job.known.submission.partition_indices())
+    if len(partitions) == 1:
+        return {partitions[0]: job.detail} if job.detail["status"] == "FAILED" else {}
+    failed = job.batch.children(job.job_id, "FAILED")
+    return {partitions[child["arrayProperties"]["index"]]: child for child in failed}
+
+
+def exit_code_of_child(child: Mapping[str, Any]) -> int | None:
+    """Of its last attempt; None if it left none, as one whose host is gone or that has never run."""
+    attempts = attempts_of(child)
+    code: int | None = attempts[-1].exit_code if attempts else (child.get("container") or {}).get("exitCode")
+    return code
+
+
+def region_of(job_arn: str | None) -> str | None:
     return job_arn.split(":")[3] if job_arn else None

@@ -22,7 +22,7 @@ DEFAULT_FILE = "submit.toml"
 FILE_VARIABLE = "SUBMIT_CONFIG"
 TABLES = ("engine-args", "sampling", "lora", "tags", "env")
 _LISTS = ("inputs", "select", "allow-media")
-_FLAGS = ("local", "strict-model")
+_FLAGS = ("local", "strict-model", "wait")
 
 
 @dataclass(frozen=True, slots=True)

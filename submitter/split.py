@@ -22,12 +22,14 @@ from submitter.split_tuning import SplitTuning
 from worker.contract.errors import PlanExistsError, UsageError
 from worker.contract.formats import checksum_of, decode, encode, utc_now
 from worker.contract.layout import MAX_PARTITION_COUNT, RunLayout, normalize_uri
-from worker.contract.plan import Compression, InputObject, Partition, Plan, RequestSettings, Shape, Source
+from worker.contract.model_place import is_path
+from worker.contract.plan import After, Compression, InputObject, Partition, Plan, RequestSettings, Shape, Source
 from worker.contract.sampling import RESERVED_ANSWER_KEYS, SAMPLING_FIELDS, nearest
 from worker.contract.store import NotFoundError, Store, open_store
 
 if TYPE_CHECKING:
     from submitter.inputs import Input
+    from submitter.model_source import Pins
 
 _RUN_NAME_LENGTH = 40
 
@@ -41,6 +43,10 @@ class SplitRequest:
     run_uri: str
     partition_count: int
     model: str
+    revision: str | None = None
+    """A commit, a branch or a tag of a hub's model. None: what is current. Of one on S3 what a plan has of it."""
+    adapter_revisions: dict[str, str] = field(default_factory=dict)
+    """As a plan has them, of adapters that are to be what they were then."""
     shape: Shape | None = None
     """None: `template` if there is one, else found from the first valid records."""
     compression: Compression = "none"
@@ -73,9 +79,22 @@ class SplitRequest:
                 "read engine argument 'hf_token': it would stand in run.json for all to read",
                 hint="set HF_TOKEN where the workers run; in a job definition by `secrets`",
             )
+        self._check_revision()
         if self.process_count is not None and self.process_count < 1:
             raise UsageError(f"split inputs: {self.process_count} processes (expected at least 1)")
         check_requests(self.requests, self.known_shape, self.model)
+
+    def _check_revision(self) -> None:
+        if (engine_revision := self.engine_args.get("revision")) is not None:
+            raise UsageError(
+                "read engine argument 'revision': the workers fetch the model before an engine starts",
+                hint=f"give it as --revision {engine_revision}",
+            )
+        if self.revision is not None and (not self.revision.strip() or is_path(self.model)):
+            raise UsageError(
+                f"read --revision: {self.revision!r} is none of model {self.model} (expected a commit, a branch or a tag "
+                "of a model on a hub)"
+            )
 
     @property
     def known_shape(self) -> Shape | None:
@@ -128,8 +147,9 @@ def split_run(
 
     Raises:
         InputError: inputs are missing, empty, damaged, changing, or hold invalid lines or ids given twice that are not to
-            be kept. Nothing is written, but for partitions without a plan if an input changes on the way.
+            be kept; or the model is. Nothing is written, but for partitions without a plan if an input changes on the way.
         PlanExistsError: there is another run at the URI. Says what differs.
+        ConfigError, StorageError: storage, or where the model lies, refuses or gives no answer.
     """
     # `submit --help` does not split: what only splitting needs is imported by it.
     from submitter.inputs import open_inputs  # noqa: PLC0415
@@ -169,14 +189,11 @@ def split_inputs(
     store = open_store(layout.run_uri)
     planned_inputs = planned_inputs or [one.planned for one in inputs]
     fingerprint = fingerprint_of(request, planned_inputs)
-    same_plan = partial(_same_plan, store, layout, request, planned_inputs)
-    if plan := same_plan():
+    find_plan = partial(same_plan, store, layout, request, planned_inputs)
+    if plan := find_plan():
         return SplitResult(plan=plan, created=False, notes=())
-    if next(iter(store.list(f"{layout.outputs}/")), None):
-        raise PlanExistsError(
-            f"plan run {layout.run_uri}: it has outputs, but no plan (expected neither)",
-            hint="they would be taken for this run's: choose another --run, or remove what is left of the old one",
-        )
+    refuse_leftovers(store, layout)
+    pins = pins_of(request)
     sizes, total_bytes = tuning or SplitTuning(), sum(one.stored.size_bytes for one in inputs)
     meter = Meter(progress, total_bytes)
     with temporary_folder() as ids_folder, Processes(_process_count(request, sizes, total_bytes), meter) as processes:
@@ -192,15 +209,16 @@ def split_inputs(
             meter=meter,
             ids_folder=ids_folder,
             # Looked up again before anything is written: pass 1 may take hours.
-            before_writing=same_plan,
+            before_writing=find_plan,
         )
     partitions = tuple(
         msgspec.structs.replace(partition, sources=sources_of(partition.sources)) for partition in passed.partitions
     )
-    plan = _plan(request, layout, fingerprint, inputs=planned_inputs, passed=replace(passed, partitions=partitions))
+    passed = replace(passed, partitions=partitions)
+    plan = new_plan(request, layout, fingerprint, inputs=planned_inputs, passed=passed, pins=pins)
     created = store.create(layout.plan, encode(plan), owner=secrets.token_hex(8))
     if not created:
-        plan = same_plan() or plan
+        plan = find_plan() or plan
     return SplitResult(plan=plan, created=created, notes=passed.notes)
 
 
@@ -215,25 +233,48 @@ def existing_plan(request: SplitRequest) -> Plan | None:
 
     layout = RunLayout(normalize_uri(request.run_uri))
     with open_inputs(request.inputs, layout.run_uri, None) as (inputs, _):
-        return _same_plan(open_store(layout.run_uri), layout, request, [one.planned for one in inputs])
+        return same_plan(open_store(layout.run_uri), layout, request, [one.planned for one in inputs])
 
 
-def _same_plan(
-    store: Store, layout: RunLayout, request: SplitRequest, planned_inputs: Sequence[InputObject]
+def same_plan(
+    store: Store,
+    layout: RunLayout,
+    request: SplitRequest,
+    planned_inputs: Sequence[InputObject],
+    after: After | None = None,
 ) -> Plan | None:
+    """The plan that is there already, if any.
+
+    Raises:
+        PlanExistsError: it is of another run. Says what differs.
+    """
     try:
         plan = decode(store.read(layout.plan), Plan, layout.plan)
     except NotFoundError:
         return None
-    check_same_run(plan, layout.plan, fingerprint_of(request, planned_inputs), request, planned_inputs)
+    fingerprint = fingerprint_of(request, planned_inputs, after)
+    check_same_run(plan, layout.plan, fingerprint, request, planned_inputs, after=after)
     return plan
+
+
+def refuse_leftovers(store: Store, layout: RunLayout) -> None:
+    """See that a run without a plan has no outputs.
+
+    Raises:
+        PlanExistsError: it has.
+    """
+    if next(iter(store.list(f"{layout.outputs}/")), None):
+        raise PlanExistsError(
+            f"plan run {layout.run_uri}: it has outputs, but no plan (expected neither)",
+            hint="they would be taken for this run's: choose another --run, or remove what is left of the old one",
+        )
 
 
 def preview_plan(request: SplitRequest) -> Plan:
     """The plan as far as it is known before the inputs are read: partitions without content, no inputs."""
     nothing = Partition(record_count=0, size_bytes=0, checksum=checksum_of(b""), weight=0, sources=())
     found = Passed(request.known_shape or "plain", (nothing,) * request.partition_count, 0, ())
-    return _plan(request, RunLayout(normalize_uri(request.run_uri)), "", inputs=(), passed=found)
+    return new_plan(request, RunLayout(normalize_uri(request.run_uri)), "", inputs=(), passed=found)
 
 
 def run_id_of(run_uri: str) -> str:
@@ -249,9 +290,24 @@ def _process_count(request: SplitRequest, tuning: SplitTuning, total_bytes: int)
     return request.process_count or len(os.sched_getaffinity(0))
 
 
-def _plan(
-    request: SplitRequest, layout: RunLayout, fingerprint: str, *, inputs: Sequence[InputObject], passed: Passed
+def pins_of(request: SplitRequest) -> Pins:
+    """What model and adapters are now: see `find_pins`."""
+    from submitter.model_source import find_pins  # noqa: PLC0415  with the parts that ask a hub
+
+    return find_pins(request.model, request.revision, request.requests.adapters, request.adapter_revisions)
+
+
+def new_plan(
+    request: SplitRequest,
+    layout: RunLayout,
+    fingerprint: str,
+    *,
+    inputs: Sequence[InputObject],
+    passed: Passed,
+    pins: Pins | None = None,
+    after: After | None = None,
 ) -> Plan:
+    """The plan of what a request asks for and of what was found of its inputs."""
     return Plan(
         run_id=run_id_of(layout.run_uri),
         created_at=utc_now(),
@@ -259,11 +315,14 @@ def _plan(
         shape=passed.shape,
         compression=request.compression,
         model=request.model,
+        model_revision=pins.model if pins else None,
+        adapter_revisions=pins.adapters if pins else {},
         engines=request.engines,
         engine_args=request.engine_args,
         sampling=request.sampling,
         answer_key=request.answer_key,
         requests=request.requests,
+        after=after,
         invalid_record_count=passed.invalid_record_count,
         inputs=tuple(inputs),
         partitions=passed.partitions,

@@ -55,32 +55,38 @@ def verify_partition(task: PartitionTask, report: Report) -> Verdict:
         StorageError, ConfigError: storage gave no answer, or refused.
     """
     verdict = Verdict(index=task.index, is_done=task.output is not None)
+    input_checksum = task.partition.checksum
     try:
-        _check_input(task, verdict)
+        input_checksum = _check_input(task, verdict)
     except InputError as error:
         verdict.problems.append(error.message)
     if task.output is not None:
         try:
-            _check_output(task, task.output, verdict)
+            _check_output(task, task.output, input_checksum, verdict)
         except InputError as error:
             verdict.problems.append(error.message)
     report(record_count=task.partition.record_count)
     return verdict
 
 
-def _check_input(task: PartitionTask, verdict: Verdict) -> None:
-    plan, planned = task.run.plan, task.partition
+def _check_input(task: PartitionTask, verdict: Verdict) -> str:
+    """The checksum of the partition as it is, empty of an output of the run before that is not there yet."""
+    planned = task.partition
+    if not planned.checksum and task.output is None and task.find_input() is None:
+        return ""
     stored = task.stored_input()
-    uri, content = stored.uri, Content(stored, plan.compression)
+    uri, content = stored.uri, Content(stored, task.input_compression)
     record_count = sum(not is_blank(line) for line in content.lines())
-    verdict.expect(f"partition {uri}: bytes", planned.size_bytes, content.size_bytes)
-    verdict.expect(f"partition {uri}: checksum", planned.checksum, content.checksum.value)
+    if planned.checksum:
+        verdict.expect(f"partition {uri}: bytes", planned.size_bytes, content.size_bytes)
+        verdict.expect(f"partition {uri}: checksum", planned.checksum, content.checksum.value)
     verdict.expect(f"partition {uri}: records", planned.record_count, record_count)
     line_count = sum(source.line_count for source in planned.sources)
     verdict.expect(f"partition {uri}: lines", line_count, content.line_count + content.has_open_end)
+    return planned.checksum or content.checksum.value
 
 
-def _check_output(task: PartitionTask, stored: ObjectInfo, verdict: Verdict) -> None:
+def _check_output(task: PartitionTask, stored: ObjectInfo, input_checksum: str, verdict: Verdict) -> None:
     content = Content(stored, task.run.plan.compression)
     _count_results(task.run.plan, content, verdict)
     verdict.expect(f"output {stored.uri}: lines", task.partition.record_count, content.line_count)
@@ -93,6 +99,7 @@ def _check_output(task: PartitionTask, stored: ObjectInfo, verdict: Verdict) -> 
     if manifest.fingerprint != task.run.plan.fingerprint:
         verdict.problems.append(f"check manifest {uri}: it is of another plan")
         return
+    verdict.expect(f"manifest {uri}: input checksum", input_checksum, manifest.input_checksum)
     for what, counted, said in _accounts(task, content, verdict, manifest):
         verdict.expect(f"manifest {uri}: {what}", counted, said)
 
@@ -118,7 +125,6 @@ def _accounts(
     """What was counted, and what the manifest says."""
     yield "partition index", task.index, manifest.partition_index
     yield "partition count", task.partition_count, manifest.partition_count
-    yield "input checksum", task.partition.checksum, manifest.input_checksum
     yield "output bytes", content.size_bytes, manifest.output_bytes
     yield "output checksum", content.checksum.value, manifest.output_checksum
     yield "records", content.line_count, manifest.record_count

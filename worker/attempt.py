@@ -8,6 +8,8 @@ import os
 import socket
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
 
 import msgspec
 
@@ -20,10 +22,13 @@ from worker.contract.errors import ArrayError, InterruptedRunError
 from worker.contract.logs import log_event
 from worker.contract.manifest import EarlierAttempt, Times
 from worker.devices import engine_count_for, engine_environments, gpus_per_engine, visible_gpus
+from worker.figures import Figures
 from worker.generate import KILLER_ERROR, Generated, Generation, Tuning
+from worker.gpu_figures import GpuFigures
 from worker.interrupt import Interrupt
 from worker.job import Job
-from worker.partition_reader import PartitionReader, load_partition
+from worker.model_cache import ModelCache
+from worker.partition_input import PartitionInput
 from worker.pool import EnginePool
 from worker.protocol import Boot, Item
 from worker.record_errors import RecordError
@@ -50,27 +55,38 @@ def run_attempt(job: Job, interrupt: Interrupt) -> None:
     Raises:
         ArrayError: of the kinds that `Generation.run` and `Store` name.
     """
+    found = job.find_input()
     pool = EnginePool(job.settings.engine_command, wake_fd=interrupt.wake_fd)
-    checkpoint = Checkpoint(_checkpoint_place(job), job.settings.checkpoint_policy, job.settings.work_folder)
+    checkpoint = Checkpoint(_checkpoint_place(job, found), job.settings.checkpoint_policy, job.settings.work_folder)
+    gpus = GpuFigures(os.environ) if job.settings.has_metrics else None
+    figures = Figures(_properties(job), gpus=gpus, is_on=job.settings.has_metrics)
+    models = ModelCache(job.settings.work_folder, interrupt)
     grace_s = ABORT_GRACE_S
     try:
-        generated = _generate(job, pool, checkpoint, interrupt)
+        with gpus or nullcontext():
+            generated = _generate(
+                job, found, pool, models=models, checkpoint=checkpoint, figures=figures, interrupt=interrupt
+            )
         # They end while the output is on its way.
         pool.hang_up()
-        _commit(job, generated, checkpoint, interrupt)
+        figures.finish()
+        _commit(job, generated, checkpoint, interrupt, models.elapsed_s)
         checkpoint.remove_segments(LAST_SEGMENT_S)
         grace_s = STOP_GRACE_S
     except BaseException as error:
         # What they have in work is lost in any case: the last segment gets the machine to itself.
         pool.kill_all()
+        figures.finish()
         checkpoint.finish(_ending(error), max(1.0, min(LAST_SEGMENT_S, STOP_S - interrupt.elapsed_s())))
         raise
     finally:
+        figures.finish()
         pool.stop(grace_s)
+        models.close()
         checkpoint.close()
 
 
-def _checkpoint_place(job: Job) -> CheckpointPlace:
+def _checkpoint_place(job: Job, found: PartitionInput) -> CheckpointPlace:
     batch = job.settings.job
     return CheckpointPlace(
         store=job.store,
@@ -80,7 +96,7 @@ def _checkpoint_place(job: Job) -> CheckpointPlace:
             run_id=job.plan.run_id,
             fingerprint=job.plan.fingerprint,
             partition_index=job.partition_index,
-            input_checksum=job.partition.checksum,
+            input_checksum=found.identity,
             record_count=job.partition.record_count,
         ),
         attempt=EarlierAttempt(
@@ -89,9 +105,25 @@ def _checkpoint_place(job: Job) -> CheckpointPlace:
             job_id=batch.job_id,
             compute_environment=batch.compute_environment,
             host=socket.gethostname(),
+            instance_type=job.host.instance_type,
+            market=job.host.market,
             started_at=job.started_at,
         ),
     )
+
+
+def _properties(job: Job) -> dict[str, Any]:
+    """What a line with metrics says beside them."""
+    batch = job.settings.job
+    return {
+        "run_id": job.plan.run_id,
+        "partition_index": job.partition_index,
+        "attempt": batch.attempt,
+        "job_queue": batch.job_queue,
+        "instance_type": job.host.instance_type,
+        "market": job.host.market,
+        "model": job.plan.model,
+    }
 
 
 def _ending(error: BaseException) -> str:
@@ -100,8 +132,17 @@ def _ending(error: BaseException) -> str:
     return error.code if isinstance(error, ArrayError) else type(error).__name__
 
 
-def _generate(job: Job, pool: EnginePool, checkpoint: Checkpoint, interrupt: Interrupt) -> Generated:
-    boots, environments = _engines(job)
+def _generate(
+    job: Job,
+    found: PartitionInput,
+    pool: EnginePool,
+    *,
+    models: ModelCache,
+    checkpoint: Checkpoint,
+    figures: Figures,
+    interrupt: Interrupt,
+) -> Generated:
+    boots, environments = _engines(job, models)
     writer = LineWriter(
         shape=job.plan.shape,
         answer_key=job.plan.answer_key,
@@ -114,28 +155,31 @@ def _generate(job: Job, pool: EnginePool, checkpoint: Checkpoint, interrupt: Int
         pool=pool,
         boots=boots,
         environments=environments,
-        load=functools.partial(_load, job),
+        load=functools.partial(found.load, job.settings.work_folder),
         killer_line=functools.partial(_killer_line, writer),
         checkpoint=checkpoint,
+        figures=figures,
         interrupt=interrupt,
         tuning=Tuning(boot_s=job.settings.limits.boot_s, hang_s=job.settings.limits.hang_s),
     )
     return generation.run()
 
 
-def _engines(job: Job) -> tuple[Sequence[Boot], Sequence[dict[str, str]]]:
+def _engines(job: Job, models: ModelCache) -> tuple[Sequence[Boot], Sequence[dict[str, str]]]:
     """What each engine is told, and its environment."""
     if job.partition.record_count == 0:
         return (), ()
     gpus = visible_gpus(os.environ)
     per_engine = gpus_per_engine(job.engine_args)
     count = engine_count_for(job.settings.engines or job.plan.engines, len(gpus), per_engine)
-    folders = resolve_adapters(job.plan.requests.adapters, job.settings.work_folder / "adapters")
+    model_path = models.model(job.plan.model, job.plan.model_revision, job.engine_args.get("load_format"))
+    folders = resolve_adapters(job.plan.requests.adapters, job.plan.adapter_revisions, models)
     requests = msgspec.structs.replace(job.plan.requests, adapters=folders)
     boots = tuple(
         Boot(
             engine_index=engine_index,
             model=job.plan.model,
+            model_path=model_path,
             engine_args=job.engine_args,
             sampling=job.plan.sampling,
             shape=job.plan.shape,
@@ -151,11 +195,7 @@ def _engines(job: Job) -> tuple[Sequence[Boot], Sequence[dict[str, str]]]:
     return boots, engine_environments(os.environ, gpus, count, per_engine)
 
 
-def _load(job: Job) -> PartitionReader:
-    return load_partition(job.store, job.partition_uri, job.partition, job.plan.compression, job.settings.work_folder)
-
-
-def _commit(job: Job, generated: Generated, checkpoint: Checkpoint, interrupt: Interrupt) -> None:
+def _commit(job: Job, generated: Generated, checkpoint: Checkpoint, interrupt: Interrupt, model_s: float) -> None:
     begun = time.monotonic()
     output = commit_output(
         job.store,
@@ -173,6 +213,7 @@ def _commit(job: Job, generated: Generated, checkpoint: Checkpoint, interrupt: I
         return
     ended = time.monotonic()
     times = Times(
+        model_s=round(model_s, 3),
         boot_s=round(generated.boot_s, 3),
         generate_s=round(generated.generate_s, 3),
         commit_s=round(ended - begun, 3),

@@ -8,6 +8,8 @@ from typing import Any
 from worker.contract.layout import RunLayout
 from worker.contract.plan import Partition, Plan
 from worker.contract.store import Store
+from worker.metadata import Host
+from worker.partition_input import PartitionInput
 from worker.settings import Settings
 
 
@@ -22,6 +24,7 @@ class Job:
     partition_index: int
     writer_id: str
     """This process, among all that ever worked on the partition."""
+    host: Host
     started_at: str
     started: float
     """The same on the monotonic clock."""
@@ -30,9 +33,13 @@ class Job:
     def partition(self) -> Partition:
         return self.plan.partition(self.partition_index)
 
-    @property
-    def partition_uri(self) -> str:
-        return self.layout.partition(self.partition_index, len(self.plan.partitions), self.plan.compression)
+    def find_input(self) -> PartitionInput:
+        """Where the partition's records are.
+
+        Raises:
+            UnfinishedStageError: they are an output of another run, and not there yet.
+        """
+        return PartitionInput.find(self.store, self.layout, self.plan, self.partition_index)
 
     @property
     def output_uri(self) -> str:

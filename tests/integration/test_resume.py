@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from submitter.batch import SubmitResult
-from submitter.batch_records import Records
+from submitter.batch_records import Patience, Records
 from submitter.planned_run import PlannedRun
 from submitter.resume import Look, look_at, resume
 from submitter.run_jobs import look_up_jobs
 from tests.batch_setting import OPTIONS, Crash, CrashingStore, Setting, in_thread, join_all, plan_of
+from tests.fake_aws_server import now_ms
 from tests.fake_batch import Fault
 
 Json = dict[str, Any]
@@ -32,13 +33,13 @@ def look(setting: Setting, partition_count: int) -> Look:
     return look_at(planned(setting, partition_count), records_of(setting), lambda: setting.batch)
 
 
-def resume_after(setting: Setting, seen: Look, partition_count: int) -> SubmitResult:
+def resume_after(setting: Setting, seen: Look, partition_count: int, patience: Patience | None = None) -> SubmitResult:
     return resume(
         planned(setting, partition_count),
         seen,
         setting.batch,
         OPTIONS,
-        patience=setting.clock.patience(),
+        patience=patience or setting.clock.patience(),
         notify=setting.notes.append,
     )
 
@@ -161,8 +162,11 @@ def test_resumes_at_the_same_time_submit_once(setting: Setting) -> None:
     submitted_array(setting, "SFFF")
     write_outputs(setting, [0], 4)
 
+    setting.fake.created_at_ms = now_ms
+
     def work() -> None:
-        resume_after(setting, look(setting, 4), 4)
+        # By the real clock: one that each thread moves on lets claims end while their holders are at work.
+        resume_after(setting, look(setting, 4), 4, Patience(poll_s=0.05))
 
     join_all([in_thread(work) for _ in range(4)])
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import tempfile
 from collections import Counter
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import HealthCheck, settings
@@ -25,10 +26,11 @@ from hypothesis.stateful import (
 
 from submitter.batch_client import Batch
 from submitter.batch_records import Records
+from submitter.batch_request import SubmitOptions
 from submitter.cancel import cancel
 from submitter.options import RetryRequest
 from submitter.planned_run import PlannedRun
-from submitter.resume import Look, look_at, resume
+from submitter.resume import Look, Ready, look_at, resume
 from submitter.retry_failed import retry_failed
 from submitter.run_jobs import batch_submissions
 from submitter.verify import verify
@@ -40,8 +42,10 @@ from worker.contract.errors import ExitCode
 from worker.contract.layout import RunLayout
 from worker.contract.plan import Plan
 from worker.contract.store import LocalStore, Store
+from worker.contract.submission import Fallback
 
 ENDED = ("SUCCEEDED", "FAILED")
+FALLING = replace(OPTIONS, fallback=Fallback(job_queue="on-demand", after=1))
 Json = dict[str, Any]
 
 
@@ -77,15 +81,15 @@ class ResumedRun(RuleBasedStateMachine):
     def look(self) -> Look:
         return self.look_now()
 
-    @rule(seen=looks)
-    def resume(self, seen: Look) -> None:
+    @rule(seen=looks, falls=st.booleans())
+    def resume(self, seen: Look, *, falls: bool) -> None:
         """Of a look that may be old."""
-        self.resume_in(LocalStore(), seen)
+        self.resume_in(LocalStore(), seen, FALLING if falls else OPTIONS)
 
-    @rule(seen=looks, at=st.integers(1, 2), after=st.booleans())
-    def die_while_resuming(self, seen: Look, at: int, *, after: bool) -> None:
+    @rule(seen=looks, at=st.integers(1, 4), after=st.booleans(), falls=st.booleans())
+    def die_while_resuming(self, seen: Look, at: int, *, after: bool, falls: bool) -> None:
         with suppress(Crash):
-            self.resume_in(CrashingStore(at, after=after), seen)
+            self.resume_in(CrashingStore(at, after=after), seen, FALLING if falls else OPTIONS)
 
     @rule()
     def cancel(self) -> None:
@@ -175,12 +179,15 @@ class ResumedRun(RuleBasedStateMachine):
     def records(self) -> Records:
         return Records(store=LocalStore(), layout=self.layout, patience=self.clock.patience())
 
-    def resume_in(self, store: Store, seen: Look) -> None:
+    def resume_in(self, store: Store, seen: Look, options: SubmitOptions = OPTIONS) -> None:
         if seen.left or seen.has_open:
-            resume(self.run_in(store), seen, self.batch, OPTIONS, patience=self.clock.patience())
+            shares = Ready(free=seen.left).shares(seen, options, lambda _note: None)
+            resume(self.run_in(store), seen, self.batch, options, shares=shares, patience=self.clock.patience())
 
 
 def test_whatever_happens_no_partition_is_in_two_jobs_and_resuming_finishes(setting: Setting) -> None:
+    setting.fake.add_queue("on-demand", ["p5"])
+
     class Bound(ResumedRun):
         def __init__(self) -> None:
             super().__init__(setting.fake, setting.batch)

@@ -25,6 +25,8 @@ PLAN = Plan(
     shape="plain",
     compression="none",
     model="org/model",
+    model_revision="4f1e9b0cbd0f3a0d2f6a0a8c0b6e2d1c7a5b3e49",
+    adapter_revisions={"formal": "xxh3_128:03"},
     engines=8,
     engine_args={"max_model_len": 4096},
     sampling={"max_tokens": 256},
@@ -66,7 +68,7 @@ MANIFEST = Manifest(
     error_counts={"length.prompt_too_long": 1},
     tokens=Tokens(prompt_tokens=10, cached_tokens=4, completion_tokens=5),
     other_model_count=1,
-    times=Times(boot_s=17.0, generate_s=2.5, commit_s=0.5, total_s=21.0),
+    times=Times(model_s=1.5, boot_s=17.0, generate_s=2.5, commit_s=0.5, total_s=21.0),
     model="org/model",
     versions={"vllm": "0.32.0"},
     engines=(EngineReport(engine_index=0, boot_s=17.0, record_count=2, resolved={"max_num_seqs": 64}),),
@@ -77,6 +79,8 @@ MANIFEST = Manifest(
         job_queue="q",
         compute_environment="ce",
         host="h",
+        instance_type="p5en.48xlarge",
+        market="on-demand",
         started_at="2026-01-02T03:04:05.678Z",
         ended_at="2026-01-02T03:04:26.678Z",
     ),
@@ -87,6 +91,8 @@ MANIFEST = Manifest(
             job_id="j:0",
             compute_environment="ce",
             host="g",
+            instance_type="p5en.48xlarge",
+            market="spot",
             started_at="2026-01-02T02:04:05.678Z",
             record_count=1,
             ended_by="spot_interruption",
@@ -114,10 +120,16 @@ def test_a_manifest_from_before_later_fields_is_read() -> None:
     fields: dict[str, Any] = msgspec.json.decode(encode(MANIFEST))
     del fields["earlier_attempts"]
     del fields["other_model_count"]
+    del fields["attempt"]["instance_type"]
+    del fields["attempt"]["market"]
+    del fields["times"]["model_s"]
 
     found = decode(msgspec.json.encode(fields), Manifest, "x")
 
     assert (found.earlier_attempts, found.other_model_count) == ((), None)
+    assert (found.attempt.instance_type, found.attempt.market) == (None, None)
+    assert found.times
+    assert found.times.model_s is None
 
 
 @pytest.mark.parametrize(("name", "document"), DOCUMENTS)

@@ -47,7 +47,7 @@ class TrickleStore:
         self._content = content
         self._piece_bytes = piece_bytes
 
-    def open_read(self, uri: str) -> BinaryIO:  # noqa: ARG002
+    def open_read(self, uri: str, etag: str | None = None) -> BinaryIO:  # noqa: ARG002
         return cast("BinaryIO", Trickle(self._content, self._piece_bytes))
 
 

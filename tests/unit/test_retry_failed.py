@@ -12,7 +12,7 @@ from submitter.retry_failed import Retried, retry_failed
 from tests.finished_runs import finish, records_of_run
 from tests.worker_runs import lines, records, write_run
 from worker.contract.errors import InputError, PlanExistsError, UsageError
-from worker.contract.plan import InputObject, Plan, Source
+from worker.contract.plan import InputObject, Plan, RequestSettings, Source
 
 RECORDS = records(12)
 CONTENTS = [lines(RECORDS[:6]), lines(RECORDS[6:])]
@@ -81,6 +81,34 @@ def test_options_are_put_over_them_key_by_key(run_uri: str) -> None:
     assert new.engine_args == {"max_model_len": 200, "dtype": "float32"}
     assert new.sampling == {"max_tokens": 9, "top_k": 1}
     assert [partition.record_count for partition in new.partitions] == [1, 1, 1, 1]
+
+
+def test_its_model_and_adapters_are_those_of_then_unless_others_are_asked_for(run_uri: str) -> None:
+    then = "d" * 40
+    finished(
+        run_uri,
+        model="org/model",
+        model_revision=then,
+        requests=RequestSettings(adapters={"a": "org/c", "b": "org/c"}),
+        adapter_revisions={"a": then, "b": then},
+    )
+    same = planned(run_uri, requests={"adapters": {"b": "/adapters/b"}})
+    other = retry_failed(RetryRequest(run_uri=run_uri, new_run_uri=f"{run_uri}-other", model="other")).result
+    newer = retry_failed(RetryRequest(run_uri=run_uri, new_run_uri=f"{run_uri}-newer", revision="main")).result
+
+    assert (same.model_revision, same.adapter_revisions) == (then, {"a": then})
+    assert other
+    assert other.plan.model_revision == "c" * 40
+    assert newer
+    assert newer.plan.model_revision == "c" * 40
+
+
+def test_a_revision_among_the_engine_arguments_of_an_older_plan_becomes_the_runs_own(run_uri: str) -> None:
+    finished(run_uri, model="org/model", engine_args={"revision": "e" * 40, "dtype": "float32"})
+    new = planned(run_uri)
+
+    assert new.model_revision == "e" * 40
+    assert new.engine_args == {"dtype": "float32"}
 
 
 def test_its_plan_says_where_its_records_come_from(run_uri: str) -> None:

@@ -48,7 +48,8 @@ class InputObject(msgspec.Struct, frozen=True, kw_only=True):
     """As stored, compressed or not."""
     etag: str
     """S3's ETag; of a local file its size and modification time; of standard input, and of the outputs of a run whose
-    failed records these are, the checksum of what was read."""
+    failed records these are, the checksum of what was read. Empty, with no size, of an output of the run that a plan
+    comes after: it may be there later."""
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -68,14 +69,26 @@ class Partition(msgspec.Struct, frozen=True, kw_only=True):
     record_count: int
     """Lines that are not blank."""
     size_bytes: int
-    """Of the JSONL, before compression."""
+    """Of the JSONL, before compression. 0 where the checksum is empty."""
     checksum: str
-    """Of the same bytes, `xxh3_128:<hex>`."""
+    """Of the same bytes, `xxh3_128:<hex>`. Empty of a partition that is an output of another run: see `After`."""
     weight: int
     """Estimated work, in the units of `submitter.weight`."""
     sources: tuple[Source, ...]
     estimated_tokens: int = 0
     """Prompt tokens, at four bytes each, and output tokens, if every answer reaches its limit."""
+
+
+class After(msgspec.Struct, frozen=True, kw_only=True):
+    """The run that a plan comes after. That run's n-th output is this one's n-th partition, whenever it is there."""
+
+    run_uri: str
+    run_id: str
+    fingerprint: str
+    compression: Compression
+    """Of its outputs."""
+    line_fields: tuple[str, ...]
+    """Fields that its output lines have beside those of its records: answers, its own and those of runs before it."""
 
 
 class Plan(Document, frozen=True, kw_only=True):
@@ -89,7 +102,12 @@ class Plan(Document, frozen=True, kw_only=True):
     compression: Compression
     """Of partitions and outputs."""
     model: str
-    """A hub id or a path, as the worker sees it."""
+    """A hub id, an `s3://` prefix, or a path as the worker sees it."""
+    model_revision: str | None = None
+    """The commit of a hub's model; of one on S3 the checksum of its objects' names, etags and sizes. None of a path, and
+    in plans of earlier versions: what is there is taken."""
+    adapter_revisions: dict[str, str] = msgspec.field(default_factory=dict)
+    """The same of adapters, by name; those in folders have none."""
     engines: int | None
     """Engine processes per worker. None: GPUs ÷ tensor-parallel size, 1 without GPUs."""
     engine_args: dict[str, Any]
@@ -99,6 +117,8 @@ class Plan(Document, frozen=True, kw_only=True):
     answer_key: str
     """The field of a plain record's output line that holds the answer."""
     requests: RequestSettings = RequestSettings()
+    after: After | None = None
+    """None: the run has partitions of its own."""
     invalid_record_count: int
     """Lines kept by `--on-invalid keep`: they become error lines."""
     inputs: tuple[InputObject, ...]

@@ -5,8 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
+import msgspec
+
 from worker.contract.errors import InputError
 from worker.contract.formats import Document
+
+
+class Fallback(msgspec.Struct, frozen=True, kw_only=True):
+    """Where partitions go that were interrupted again and again."""
+
+    job_queue: str
+    after: int
+    """How many submissions of a partition, other than to this queue, were interrupted before it goes there."""
 
 
 class Submission(Document, frozen=True, kw_only=True):
@@ -21,6 +31,13 @@ class Submission(Document, frozen=True, kw_only=True):
     job_definition: str | None
     partition_ranges: tuple[tuple[int, int], ...]
     """First and last partition index, both included, in array order."""
+    depends_on: str | None = None
+    """A job of the run that this one comes after. Of an array the child of the same index is waited for; it holds the same
+    partitions in the same order."""
+    fallback: Fallback | None = None
+    """What was asked for then: a later command that says nothing else goes on with it."""
+    is_fallback: bool = False
+    """It went to the fallback's queue."""
 
     @property
     def size(self) -> int:

@@ -1,0 +1,130 @@
+"""What a run that comes after another can submit now: jobs that wait for the other's, child for child, and what is free."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from submitter.batch_records import Patience, Records
+from submitter.batch_work import Awaited, Share
+from submitter.output import count
+from submitter.planned_run import PlannedRun
+from submitter.run_jobs import failed_children, look_up_jobs, partitions_in_hand
+from worker.contract.errors import InputError
+from worker.contract.layout import RunLayout
+from worker.contract.plan import After
+from worker.contract.store import open_store
+
+if TYPE_CHECKING:
+    from submitter.batch_client import Batch
+    from submitter.run_jobs import RunJob
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GoingJob:
+    """A job of the run before that goes on."""
+
+    job: RunJob
+    in_hand: frozenset[int]
+    """Partitions whose child has not ended."""
+    lost: frozenset[int]
+    """Partitions whose child has failed."""
+
+    @property
+    def partitions(self) -> frozenset[int]:
+        return frozenset(self.job.known.submission.partition_indices())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Before:
+    """The run before, at one moment."""
+
+    run: PlannedRun
+    done: frozenset[int]
+    going: tuple[GoingJob, ...]
+
+    @property
+    def is_finished(self) -> bool:
+        return len(self.done) == self.run.partition_count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """What can be submitted now of what is left of a run."""
+
+    free: tuple[int, ...]
+    """Their inputs are there."""
+    awaiting: tuple[Share, ...]
+    """They wait for jobs of the run before."""
+    held: tuple[int, ...]
+    """No job has their inputs in hand."""
+
+    def notes(self, before_uri: str, run_uri: str) -> Iterator[str]:
+        if self.held:
+            yield (
+                f"{count(len(self.held), 'partition')} not submitted: {before_uri} has not done them, and no job has them in "
+                f"hand; submit resume {before_uri}, then submit resume {run_uri}"
+            )
+
+
+def look_at_before(run: PlannedRun, ask: Callable[[], Batch | None]) -> Before:
+    """Look at the jobs of the run before, then at its outputs: what a job has finished before the look is listed."""
+    records = Records(store=run.store, layout=run.layout, patience=Patience())
+    submissions = [known for known in map(records.read, records.ids()) if known.submission.target == "batch"]
+    going = []
+    if submissions and (batch := ask()):
+        for job in look_up_jobs(batch, submissions, records.patience.now()):
+            if job.state in ("active", "unlisted") and job.batch.region == batch.region:
+                lost = frozenset(failed_children(job))
+                going.append(GoingJob(job=job, in_hand=frozenset(partitions_in_hand(job)), lost=lost))
+    return Before(run=run, done=frozenset(run.outputs().by_index), going=tuple(going))
+
+
+def open_before(after: After) -> PlannedRun:
+    """The run that a plan comes after.
+
+    Raises:
+        InputError: it is there no more, or another one is in its place.
+    """
+    run = PlannedRun.open(after.run_uri)
+    if run.plan.fingerprint != after.fingerprint:
+        raise InputError(
+            f"read plan {run.layout.plan}: it is another run than the one to come after (expected {after.fingerprint}, got "
+            f"{run.plan.fingerprint})",
+            hint="plan this run again under another URI",
+        )
+    return run
+
+
+def offer(left: Sequence[int], before: Before, waiting: Sequence[int] = ()) -> Offer:
+    """Part what is left of a run by what it has to wait for.
+
+    A job that waits for an array must hold just what that holds, in its order. So it is not made where another job of this
+    run has some of it in hand: that would be done twice.
+
+    Args:
+        left: partitions to submit.
+        before: the run before.
+        waiting: partitions that this run's own jobs have in hand.
+    """
+    rest, awaiting = set(left), []
+    for going in before.going:
+        found = rest & (going.partitions - going.lost)
+        if not found & (going.in_hand - before.done) or going.partitions.intersection(waiting):
+            continue
+        submission = going.job.known.submission
+        awaited = Awaited(job_id=going.job.job_id, partition_ranges=submission.partition_ranges, lost=going.lost)
+        awaiting.append(Share(partition_indices=tuple(sorted(found)), awaited=awaited))
+        rest -= found
+    return Offer(
+        free=tuple(sorted(rest & before.done)), awaiting=tuple(awaiting), held=tuple(sorted(rest - before.done))
+    )
+
+
+def done_before(after: After, partition_count: int) -> set[int]:
+    """The partitions of a run whose inputs are there: one listing."""
+    layout = RunLayout(after.run_uri)
+    uris = {layout.output(index, partition_count, after.compression): index for index in range(partition_count)}
+    listed = open_store(after.run_uri).list(f"{layout.outputs}/")
+    return {uris[found.uri] for found in listed if found.uri in uris}
