@@ -11,14 +11,13 @@ from typing import Any
 
 import click
 
+from submitter.batch_options import BatchFlags, batch_options, local_options
+from submitter.doctor_options import DoctorRequest, doctor_options
 from submitter.merge_options import MergeRequest, merge_options
 from submitter.options import (
-    BatchFlags,
     RetryRequest,
-    batch_options,
     config_option,
     json_option,
-    local_options,
     plan_options,
     processes_option,
     retry_options,
@@ -26,6 +25,7 @@ from submitter.options import (
 from submitter.output import Output, reported_errors, show_events
 from submitter.settings import has_settings
 from submitter.split import SplitRequest
+from submitter.stage_request import StageRequest
 from worker.contract.command_line import DefaultGroup
 from worker.contract.errors import ExitCode, InterruptedRunError, UsageError
 
@@ -53,12 +53,17 @@ def cli() -> None:
 @local_options
 @config_option
 @json_option
-def run(*, request: SplitRequest, batch_flags: BatchFlags, local: bool, parallel: int, as_json: bool) -> int:
+def run(
+    *, request: SplitRequest | StageRequest, batch_flags: BatchFlags, local: bool, parallel: int, as_json: bool
+) -> int:
     """Split the INPUTS, plan the run, and submit it: to AWS Batch, or with --local to this machine.
 
     An INPUT is a file (JSONL, Parquet, CSV or TSV), a folder, a glob, an s3:// object or prefix, or - for standard
     input; gz, zst, bz2 and xz are told by their bytes. --run, --model and --partitions are needed, and for AWS Batch
     --queue and --job-definition. The same command again submits nothing twice.
+
+    --after RUN takes the output lines of another run in place of INPUTS, and its partitions: each is worked on once
+    RUN has done it.
     """
     from submitter import running  # noqa: PLC0415
 
@@ -72,7 +77,7 @@ def run(*, request: SplitRequest, batch_flags: BatchFlags, local: bool, parallel
 @plan_options
 @config_option
 @json_option
-def split(*, request: SplitRequest, as_json: bool) -> int:
+def split(*, request: SplitRequest | StageRequest, as_json: bool) -> int:
     """Write a run's partitions and its plan (run.json) from the INPUTS, and start nothing: `submit resume` does.
 
     INPUTS are as for `submit run`; --run, --model and --partitions are needed.
@@ -139,6 +144,55 @@ def cancel(*, run_uri: str, reason: str, as_json: bool) -> int:
     return cancel_run(run_uri, reason, Output(as_json=as_json))
 
 
+@cli.command(short_help="Show how far a run is, what keeps it, and what failed.")
+@click.argument("run_uri", metavar="RUN")
+@click.option("--watch", is_flag=True, help="Look again and again, until nothing goes on any more.")
+@click.option(
+    "--every",
+    "every_s",
+    type=click.FloatRange(min=1),
+    default=15.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="With --watch: how often.",
+)
+@click.option(
+    "--exact", is_flag=True, help="Read every manifest, where otherwise 200 tell errors, tokens and attempts."
+)
+@json_option
+def status(*, run_uri: str, watch: bool, every_s: float, exact: bool, as_json: bool) -> int:
+    """Show partitions by state, records, tokens per second, errors, attempts, time left, waits and failures of RUN.
+
+    Exits 0 if RUN is done or goes on, 75 if partitions are left and nothing is at them. With --watch a line is printed
+    when something has happened, on a terminal all is drawn anew; with --json each look is a line of JSON.
+    """
+    from submitter.status_watch import StatusRequest, show_status  # noqa: PLC0415
+
+    request = StatusRequest(run_uri=run_uri, is_exact=exact, watch_every_s=every_s if watch else None)
+    return show_status(request, Output(as_json=as_json))
+
+
+@cli.command(short_help="Show the log of a partition.")
+@click.argument("run_uri", metavar="RUN")
+@click.option("--partition", type=click.IntRange(0), required=True, metavar="I", help="Its index, from 0.")
+@click.option(
+    "--attempt", type=click.IntRange(1), metavar="N", help="Which attempt of its job, from 1; default: the last."
+)
+@click.option("--submission", metavar="ID", help="Of which submission, such as 0002; default: the last that holds it.")
+@click.option("--engine", is_flag=True, help="The engine's own output, too.")
+@click.option("--follow", is_flag=True, help="Go on with what is logged from now on, until the attempt ends.")
+@click.option("--tail", type=click.IntRange(1), metavar="N", help="The last N lines.")
+@click.option("--json", "as_json", is_flag=True, help="Each line as one JSON object, as it was logged.")
+def logs(*, run_uri: str, as_json: bool, **values: Any) -> int:
+    """Show what the worker of one partition of RUN has logged: from CloudWatch, or of a local run from its files.
+
+    Without --engine the worker's events alone, in words. Prompts and answers are never logged.
+    """
+    from submitter.logs import LogRequest, show_logs  # noqa: PLC0415
+
+    return show_logs(LogRequest(run_uri=run_uri, **values), Output(as_json=as_json))
+
+
 @cli.command(short_help="Recount a run against its plan.")
 @click.argument("run_uri", metavar="RUN")
 @processes_option
@@ -152,6 +206,21 @@ def verify(*, run_uri: str, processes: int | None, as_json: bool) -> int:
     from submitter.verify import verify_run  # noqa: PLC0415
 
     return verify_run(run_uri, processes, Output(as_json=as_json))
+
+
+@cli.command(short_help="Check credentials, bucket, queue, quotas, image and model before a run.")
+@doctor_options
+@config_option
+@json_option
+def doctor(*, request: DoctorRequest, as_json: bool) -> int:
+    """Check what would keep a run from working: credentials, region, bucket, queue, job definition, quotas and model.
+
+    The options are those of `submit run`; what is not given is not looked at. Nothing is submitted, and nothing stays
+    behind. Exits 78 if a check has failed, else 0.
+    """
+    from submitter.doctor import examine  # noqa: PLC0415
+
+    return examine(request, Output(as_json=as_json))
 
 
 @cli.command("retry-failed", short_help="Plan a new run of the records that failed.")

@@ -8,10 +8,10 @@ import signal
 import socket
 import sys
 import threading
-import traceback
 from typing import NoReturn
 
 from worker.contract.errors import ExitCode
+from worker.contract.logs import trace_of
 from worker.protocol import Frames, FromEngine, ToEngine, decode_to_engine, frame
 
 RECEIVE_BYTES = 1 << 20
@@ -57,8 +57,8 @@ class Channel:
                     self._received.put(decode_to_engine(body))
         except ConnectionResetError:
             pass
-        except Exception:  # noqa: BLE001  a thread's death would leave a process that hears nothing
-            traceback.print_exc()
+        except Exception as error:  # noqa: BLE001  a thread's death would leave a process that hears nothing
+            sys.stderr.write(f"{trace_of(error)}\n")
             sys.stderr.flush()
             os._exit(ExitCode.ENGINES_DIED)
         end_process_group()

@@ -5,6 +5,7 @@ The core is a process of its own: the error that its client raises says no more 
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import select
@@ -13,11 +14,28 @@ import time
 from collections import deque
 from contextlib import suppress
 
+from worker.contract.logs import trace_of
+
 TAIL_LINES = 1000
 READ_BYTES = 1 << 16
 SETTLE_S = 2.0
+MAX_WORDS_CHARS = 1000
+DUMP_LOGGER = "vllm.logging_utils.dump_input"
 
+_MACHINE = re.compile(r"(CUDA|NCCL|HIP|cuDNN|CUBLAS|\w*EngineCore\b)")
 _ERROR = re.compile(r"\b((?:\w+\.)*\w*(?:Error|Exception)): (.+)")
+
+
+def hush_dumps() -> None:
+    """Drop what vLLM logs of its input when a step fails: stop strings, schemas and images of the records in it."""
+    logging.getLogger(DUMP_LOGGER).addFilter(lambda _record: False)
+
+
+def last_words(error: BaseException) -> str:
+    """What ends an engine in the middle of its work. What it says is kept only where that is of the machine."""
+    text = " ".join(str(error).split())[:MAX_WORDS_CHARS]
+    is_of_machine = isinstance(error, MemoryError | OSError) or _MACHINE.match(text)
+    return f"{trace_of(error)}: {text}" if is_of_machine else trace_of(error)
 
 
 class EngineLog:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import os
@@ -13,6 +14,7 @@ from typing import Any, NoReturn
 
 from worker.account import check_account
 from worker.attempt import run_attempt
+from worker.contract.engine_code import check_code_args
 from worker.contract.errors import ArrayError, ExitCode, InterruptedRunError, UsageError
 from worker.contract.formats import decode, utc_now
 from worker.contract.layout import RunLayout
@@ -22,7 +24,9 @@ from worker.contract.store import Store, open_store
 from worker.contract.submission import Submission
 from worker.interrupt import Interrupt, StopLimit
 from worker.job import Job
+from worker.metadata import HostQuestion
 from worker.parent_death import follow_parent
+from worker.scratch import check_scratch
 from worker.segments import remove_segments
 from worker.settings import Settings
 from worker.spot import SpotWatch
@@ -41,7 +45,6 @@ def run_worker(settings: Settings) -> ExitCode:
     try:
         with (
             Interrupt() as interrupt,
-            SpotWatch(settings.metadata_endpoint, interrupt),
             StopLimit(interrupt, STOP_LIMIT_S, functools.partial(_leave, interrupt)),
         ):
             follow_parent(signal.SIGTERM)
@@ -84,8 +87,10 @@ def _leave(interrupt: Interrupt) -> NoReturn:
 
 
 def _run(settings: Settings, context: dict[str, Any], interrupt: Interrupt) -> None:
-    job = _read_job(settings)
+    question = HostQuestion(settings.metadata_endpoint)
+    job = _read_job(settings, question)
     configure_logs({"run_id": job.plan.run_id, "partition_index": job.partition_index, **context})
+    # The log's first line, which says what this is: whatever may have something to say begins after it.
     log_event(
         logger,
         logging.INFO,
@@ -93,18 +98,27 @@ def _run(settings: Settings, context: dict[str, Any], interrupt: Interrupt) -> N
         job_queue=settings.job.job_queue,
         compute_environment=settings.job.compute_environment,
         host=socket.gethostname(),
+        **dataclasses.asdict(job.host),
         record_count=job.partition.record_count,
     )
+    with SpotWatch(settings.metadata_endpoint, interrupt):
+        _work(job, interrupt)
+
+
+def _work(job: Job, interrupt: Interrupt) -> None:
+    if job.settings.scratch is not None:
+        check_scratch(job.settings.scratch)
     if job.store.head(job.output_uri):
         log_event(logger, logging.INFO, "partition.already_committed", output_uri=job.output_uri)
         check_account(job)
         # Left by whoever committed the output and died, or by one who was beaten to it.
         remove_segments(job.store, job.checkpoints_uri)
         return
+    check_code_args(job.engine_args, os.environ)
     run_attempt(job, interrupt)
 
 
-def _read_job(settings: Settings) -> Job:
+def _read_job(settings: Settings, question: HostQuestion) -> Job:
     started_at, started = utc_now(), time.monotonic()
     store = open_store(settings.run_uri)
     layout = RunLayout(settings.run_uri)
@@ -118,6 +132,7 @@ def _read_job(settings: Settings) -> Job:
         plan=plan,
         partition_index=partition_index,
         writer_id=secrets.token_hex(8),
+        host=question.answer(),
         started_at=started_at,
         started=started,
     )

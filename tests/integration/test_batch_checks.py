@@ -140,14 +140,19 @@ def test_share_identifiers_and_queues_go_together(setting: Setting) -> None:
     setting.fake.add_queue("fair", ["p5"], fair_share=True)
     name = "llm-array-8gpu-p5"
     wrong = {
-        "needs a share identifier": SubmitOptions(job_queue="fair", job_definition=name),
-        "takes no share identifier": SubmitOptions(job_queue="gpu", job_definition=name, share_identifier="a"),
-        "priority means nothing": SubmitOptions(job_queue="gpu", job_definition=name, scheduling_priority=1),
+        ("needs a share identifier", "--share"): SubmitOptions(job_queue="fair", job_definition=name),
+        ("takes no share identifier", "--share"): SubmitOptions(
+            job_queue="gpu", job_definition=name, share_identifier="a"
+        ),
+        ("priority means nothing", "--priority"): SubmitOptions(
+            job_queue="gpu", job_definition=name, scheduling_priority=1
+        ),
     }
 
-    for said, options in wrong.items():
-        with pytest.raises(UsageError, match=said):
+    for (said, option), options in wrong.items():
+        with pytest.raises(UsageError, match=said) as refused:
             setting.submit(3, options)
+        assert option in str(refused.value.hint)
     assert setting.nothing_written()
 
 
@@ -237,7 +242,7 @@ def test_no_region_is_a_configuration_error(
 
 def test_no_error_holds_a_variables_value(setting: Setting) -> None:
     options = SubmitOptions(
-        job_queue="gpu", job_definition=DEFINITION, environment={"TOKEN": "hunter2" + "x" * 31 * 1024}
+        job_queue="gpu", job_definition=DEFINITION, environment={"NOTE": "hunter2" + "x" * 31 * 1024}
     )
 
     with pytest.raises(ArrayError) as raised:

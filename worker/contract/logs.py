@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import traceback
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
@@ -18,6 +19,20 @@ import orjson
 def log_event(logger: logging.Logger, level: int, event: str, **fields: Any) -> None:
     """Log an event named `noun.past_participle`. Fields are data about the work: never prompts, answers or secrets."""
     logger.log(level, event, extra={"fields": fields})
+
+
+def trace_of(error: BaseException | None) -> str:
+    """Where an error comes from, and of what kinds it and its causes are. What they say is left out: of an error that
+    nobody thought of it may be a record's text.
+    """
+    parts: list[str] = []
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        frames = traceback.format_list(traceback.extract_tb(error.__traceback__))
+        parts.append(f"Traceback (most recent call last):\n{''.join(frames)}{type(error).__qualname__}")
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return "\ncaused by ".join(parts)
 
 
 class JsonFormatter(logging.Formatter):
@@ -35,7 +50,7 @@ class JsonFormatter(logging.Formatter):
             **getattr(record, "fields", {}),
         }
         if record.exc_info:
-            entry["traceback"] = self.formatException(record.exc_info)
+            entry["traceback"] = trace_of(record.exc_info[1])
         try:
             return orjson.dumps(entry, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
         except orjson.JSONEncodeError:

@@ -47,7 +47,7 @@ _NEVER = tuple(
         ),
     )
 )
-"""Where no name leads, not even one that is allowed with its port."""
+"""Where no entry leads: by a name, with its port, or named itself."""
 _NOT_PUBLIC = tuple(
     map(
         ipaddress.ip_network,
@@ -88,10 +88,10 @@ class AllowedHost:
     def permits(self, address: Address) -> bool:
         """Whether a connection may go to this address, given that the entry matches."""
         found = _plain(address)
+        if _is_never(found):
+            return False
         if _as_address(self.host) in (address, found):
             return True
-        if found.is_unspecified or _is_among(found, _NEVER):
-            return False
         return self.port is not None or _is_public(found)
 
 
@@ -150,6 +150,11 @@ def _read_host(entry: str) -> AllowedHost:
         if address is None:
             raise UsageError(f"read --allow-media {entry!r}: not an IPv6 address")
         host = str(address)
+    named = _as_address(host)
+    if named is not None and _is_never(_plain(named)):
+        raise UsageError(
+            f"read --allow-media {entry!r}: never allowed (the metadata service, credentials and the like are near there)"
+        )
     return AllowedHost(scheme, host, port)
 
 
@@ -167,6 +172,10 @@ def _plain(address: Address) -> Address:
     if address in _NAT64 or address in _IPV4_COMPATIBLE:
         return ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
     return address.ipv4_mapped or address.sixtofour or address
+
+
+def _is_never(address: Address) -> bool:
+    return address.is_unspecified or _is_among(address, _NEVER)
 
 
 def _is_public(address: Address) -> bool:
