@@ -1,0 +1,236 @@
+"""Who may do what: the least that serves, by a linter and by AWS's own list of what actions can be narrowed to."""
+
+from __future__ import annotations
+
+import fnmatch
+import functools
+import importlib.resources
+import json
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from moto.iam.aws_managed_policies import aws_managed_policies_data
+
+from tests.infra.stack import (
+    ACCOUNT,
+    ATTRIBUTES,
+    EVERYTHING,
+    OWN_NETWORK,
+    REGION,
+    TOKEN,
+    Stack,
+    allowed_actions,
+    allows,
+    as_json,
+    identity_policies,
+    statements,
+)
+
+with warnings.catch_warnings():
+    # It looks for its data through pkg_resources, and leaves the files open.
+    warnings.simplefilter("ignore")
+    import parliament
+
+BUCKET = ATTRIBUTES["Bucket.Arn"]
+POLICIES = identity_policies(Stack(**EVERYTHING))
+
+NOTED = {
+    # A login at the registry is what these are for.
+    ("ExecutionRole", "CREDENTIALS_EXPOSURE"),
+    ("InstanceRole", "CREDENTIALS_EXPOSURE"),
+    # iam:PassRole, for the stack's own two roles and for tasks alone: registering a job definition needs it.
+    ("OperatorPolicy", "PERMISSIONS_MANAGEMENT_ACTIONS"),
+}
+"""What the linter says and is meant to be."""
+
+each_policy = pytest.mark.parametrize("name", sorted(POLICIES))
+
+
+def test_the_linter_has_nothing_to_say_but_what_is_noted() -> None:
+    found = {
+        (name, finding.issue)
+        for name, policy in POLICIES.items()
+        for finding in parliament.analyze_policy_string(as_json(policy), include_community_auditors=True).findings
+    }
+
+    assert found == NOTED
+
+
+def test_the_linter_finds_what_is_wrong() -> None:
+    wrong = {
+        "Version": "2012-10-17",
+        "Statement": [
+            {"Effect": "Allow", "Action": "batch:SubmitJobs", "Resource": "*"},
+            {"Effect": "Allow", "Action": "s3:GetObject", "Resource": "arn:aws:s3:::bucket"},
+        ],
+    }
+
+    issues = {finding.issue for finding in parliament.analyze_policy_string(as_json(wrong)).findings}
+
+    assert issues >= {"UNKNOWN_ACTION"}
+
+
+@each_policy
+def test_every_action_is_named_in_full(name: str) -> None:
+    assert [action for action in allowed_actions(POLICIES[name]) if "*" in action] == []
+
+
+@each_policy
+def test_only_actions_that_take_no_resource_are_allowed_on_all(name: str) -> None:
+    """By the list that AWS publishes of its services' actions, as the linter ships it."""
+    definition = _service_definitions()
+    on_all = {action for found in statements(POLICIES[name]) if "*" in found.resources for action in found.actions}
+
+    assert {action: resources for action in on_all if (resources := definition[action])} == {}
+
+
+@each_policy
+def test_resources_are_of_this_account_region_or_bucket(name: str) -> None:
+    given = {*EVERYTHING["ReadResources"].split(","), TOKEN}
+    own = (BUCKET, f"arn:aws:iam::{ACCOUNT}:role/", *(f"arn:aws:{service}:{REGION}:{ACCOUNT}:" for service in SERVICES))
+
+    for found in statements(POLICIES[name]):
+        for resource in found.resources:
+            assert resource == "*" or resource in given or resource.startswith(own), resource
+
+
+SERVICES = ("batch", "ecr", "ecs", "logs")
+
+
+@pytest.mark.parametrize("role", ["JobRole", "ExecutionRole"])
+def test_only_tasks_of_this_account_take_the_jobs_roles(role: str) -> None:
+    (statement,) = Stack(**EVERYTHING).properties(role)["AssumeRolePolicyDocument"]["Statement"]
+
+    assert statement["Principal"] == {"Service": "ecs-tasks.amazonaws.com"}
+    assert statement["Condition"]["StringEquals"] == {"aws:SourceAccount": ACCOUNT}
+
+
+@pytest.mark.parametrize(
+    ("action", "key", "may"),
+    [
+        ("s3:GetObject", "runs/r1/partitions/part-00000-of-00001.jsonl", True),
+        ("s3:PutObject", "runs/team/r1/outputs/part-00000-of-00001.jsonl", True),
+        ("s3:DeleteObject", "runs/r1/checkpoints/part-00000-of-00001/w-000000.jsonl.zst", True),
+        ("s3:PutObjectTagging", "runs/r1/checkpoints/part-00000-of-00001/w-000000.jsonl.zst", True),
+        ("s3:PutObjectTagging", "runs/r1/outputs/part-00000-of-00001.jsonl", False),
+        ("s3:GetObject", "models/llama/config.json", True),
+        ("s3:PutObject", "models/llama/config.json", False),
+        ("s3:DeleteObject", "models/llama/config.json", False),
+        ("s3:GetObject", "in/a.jsonl", False),
+        ("s3:PutObject", "in/a.jsonl", False),
+        ("s3:DeleteObject", "results/r1.jsonl", False),
+    ],
+)
+def test_a_worker_writes_below_runs_and_reads_models_besides(action: str, key: str, *, may: bool) -> None:
+    assert allows(identity_policies(Stack())["JobRole"], action, f"{BUCKET}/{key}") == may
+
+
+def test_a_worker_tags_checkpoints_as_checkpoints_and_nothing_else() -> None:
+    (found,) = [found for found in statements(POLICIES["JobRole"]) if "s3:PutObjectTagging" in found.actions]
+
+    assert found.actions == ("s3:PutObjectTagging",)
+    assert found.condition == {"StringEquals": {"s3:RequestObjectTag/llm-array": "checkpoint"}}
+
+
+@pytest.mark.parametrize("name", ["JobRole", "OperatorPolicy"])
+def test_other_buckets_are_read_only_where_they_are_named(name: str) -> None:
+    without, with_more = identity_policies(Stack())[name], POLICIES[name]
+
+    assert not allows(without, "s3:GetObject", "arn:aws:s3:::weights/a")
+    assert allows(with_more, "s3:GetObject", "arn:aws:s3:::weights/a")
+    assert allows(with_more, "s3:ListBucket", "arn:aws:s3:::weights")
+    for action in ("s3:PutObject", "s3:DeleteObject"):
+        assert not allows(with_more, action, "arn:aws:s3:::weights/a")
+
+
+def test_the_execution_role_reads_the_named_secret_alone_and_is_there_only_with_one() -> None:
+    secrets = [
+        found.resources for found in statements(POLICIES["ExecutionRole"]) if found.actions[0].startswith("secrets")
+    ]
+
+    assert secrets == [(TOKEN,)]
+    assert "ExecutionRole" not in Stack().resources
+
+
+def test_a_host_may_what_aws_gives_its_agent_but_make_clusters() -> None:
+    """AWS Batch makes the cluster. All else is AWS's own policy for hosts, action by action."""
+    managed = json.loads(aws_managed_policies_data)["AmazonEC2ContainerServiceforEC2Role"]["Document"]
+    patterns = allowed_actions(managed) - {"ecs:CreateCluster"}
+
+    ours = allowed_actions(POLICIES["InstanceRole"])
+
+    assert [action for action in ours if not any(fnmatch.fnmatchcase(action, pattern) for pattern in patterns)] == []
+    assert [pattern for pattern in patterns if not fnmatch.filter(ours, pattern)] == []
+    submits = fnmatch.filter(_service_definitions(), "ecs:Submit*")
+    assert set(fnmatch.filter(ours, "ecs:Submit*")) == set(submits)
+
+
+@pytest.mark.parametrize(
+    ("name", "action"),
+    [
+        ("InstanceRole", "logs:CreateLogStream"),
+        ("InstanceRole", "logs:PutLogEvents"),
+        ("ExecutionRole", "logs:PutLogEvents"),
+        ("OperatorPolicy", "logs:GetLogEvents"),
+    ],
+)
+def test_logs_are_written_and_read_in_the_stacks_group_and_in_that_of_registered_files(name: str, action: str) -> None:
+    """A definition of job_definitions/ names no group: then AWS Batch's own it is, and a host that may not write there starts nothing."""
+    groups = f"arn:aws:logs:{REGION}:{ACCOUNT}:log-group"
+
+    for group in ("llm-array-log", "/aws/batch/job"):
+        assert allows(POLICIES[name], action, f"{groups}:{group}:log-stream:llm-array-cpu/default/0123"), group
+    assert not allows(POLICIES[name], action, f"{groups}:another:log-stream:a")
+
+
+def test_a_container_that_borrows_its_hosts_role_gets_at_no_data() -> None:
+    assert not any(
+        action.startswith(("s3:", "secretsmanager:")) for action in allowed_actions(POLICIES["InstanceRole"])
+    )
+
+
+@pytest.mark.parametrize("parameters", [{}, OWN_NETWORK, EVERYTHING])
+def test_no_role_is_open_to_people_or_other_accounts(parameters: dict[str, Any]) -> None:
+    for name, role in Stack(**parameters).of_type("IAM::Role").items():
+        for statement in role["AssumeRolePolicyDocument"]["Statement"]:
+            assert statement["Principal"].keys() == {"Service"}, name
+
+
+def test_an_operator_submits_to_the_stacks_queues_with_the_stacks_definitions_alone() -> None:
+    policy = POLICIES["OperatorPolicy"]
+    batch = f"arn:aws:batch:{REGION}:{ACCOUNT}"
+
+    for kind in ("job-queue", "job-definition"):
+        assert allows(policy, "batch:SubmitJob", f"{batch}:{kind}/llm-array-on-demand")
+        assert not allows(policy, "batch:SubmitJob", f"{batch}:{kind}/another")
+    assert allows(policy, "batch:RegisterJobDefinition", f"{batch}:job-definition/llm-array-8gpu-p5")
+    assert not allows(policy, "batch:RegisterJobDefinition", f"{batch}:job-definition/another")
+
+
+def test_an_operator_hands_on_the_stacks_roles_to_tasks_alone() -> None:
+    (found,) = [found for found in statements(POLICIES["OperatorPolicy"]) if "iam:PassRole" in found.actions]
+
+    assert found.resources == (ATTRIBUTES["JobRole.Arn"], ATTRIBUTES["ExecutionRole.Arn"])
+    assert found.condition == {"StringEquals": {"iam:PassedToService": "ecs-tasks.amazonaws.com"}}
+
+
+def test_an_operator_removes_versions_of_nothing_but_doctors_probes() -> None:
+    policy = POLICIES["OperatorPolicy"]
+
+    assert allows(policy, "s3:DeleteObjectVersion", f"{BUCKET}/runs/r1/doctor-00ff")
+    assert not allows(policy, "s3:DeleteObjectVersion", f"{BUCKET}/runs/r1/outputs/part-00000-of-00001.jsonl")
+
+
+@functools.cache
+def _service_definitions() -> Mapping[str, set[str]]:
+    """For each action of each service the kinds of resources that it can be narrowed to."""
+    text = (importlib.resources.files(parliament) / "iam_definition.json").read_text(encoding="utf-8")
+    return {
+        f"{service['prefix']}:{action['privilege']}": {
+            found["resource_type"] for found in action["resource_types"] if found["resource_type"]
+        }
+        for service in json.loads(text)
+        for action in service["privileges"]
+    }
