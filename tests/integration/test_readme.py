@@ -25,7 +25,9 @@ README = (ROOT / "README.md").read_text()
 COMMANDS = re.findall(r"^\$ (.+)$", README, re.MULTILINE)
 RUN_BY_CI = ("make demo", "make test")
 RUN_BY_MAKE_DEMO = "--local"
-LATER = [command for command in COMMANDS if re.match(r"submit (cancel|resume|verify|retry-failed|merge) ", command)]
+LATER = [
+    command for command in COMMANDS if re.match(r"submit (status|cancel|resume|verify|retry-failed|merge) ", command)
+]
 """Commands for a run that is there, in the order of a story."""
 ON_BATCH = [command for command in COMMANDS if command not in (*RUN_BY_CI, *LATER) and RUN_BY_MAKE_DEMO not in command]
 
@@ -97,8 +99,9 @@ def test_the_commands_for_a_run_that_is_there_tell_their_story(
 
     batch = "--queue gpu-spot --job-definition vllm-8gpu"
     run(f"submit s3://bucket/in/ --run s3://bucket/runs/r1 --model m --partitions 3 {batch}")
-    merge, cancel, resume, verify, retry, resume_again = LATER
+    merge, status, cancel, resume, verify, retry, resume_again = LATER
 
+    assert run(status) == (0, "going_on")
     assert run(cancel) == (0, "terminated")
     assert run(resume) == (0, "submitted")
     uri = f"s3://{s3_bucket}/runs/r1"
