@@ -147,7 +147,8 @@ def test_an_image_elsewhere_is_not_looked_for(account: Setting) -> None:
     assert named(target(), "image").status == "skipped"
 
 
-def test_a_log_group_that_is_missing_is_a_failure(account: Setting) -> None:
+def test_a_log_group_that_is_missing_is_a_failure(account: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_ENDPOINT_URL_CLOUDWATCH_LOGS")
     logs: Any = boto3.client("logs")
     group = f"/doctor/{account.layout.run_uri.rpartition('/')[0].rpartition('/')[2]}"
     options = container_of(account)["logConfiguration"]["options"]
