@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -83,9 +84,27 @@ def partitions_in_hand(job: RunJob) -> set[int]:
     return {partition for index, partition in enumerate(partitions) if index not in ended}
 
 
+def statuses_of(job: RunJob) -> Counter[str]:
+    """A job's children by status; of a plain job itself.
+
+    Batch counts an array's children some time after it was submitted, and its counts lag: those of a job that goes on that
+    it has not counted are SUBMITTED.
+    """
+    size = job.known.submission.size
+    if job.detail is None:
+        return Counter(SUBMITTED=size)
+    counts = Counter((job.detail.get("arrayProperties") or {}).get("statusSummary") or {})
+    is_ended = job.detail["status"] in ENDED
+    if size == 1 or (is_ended and not counts.total()):
+        return Counter({job.detail["status"]: size})
+    if not is_ended:
+        counts["SUBMITTED"] += max(0, size - counts.total())
+    return counts
+
+
 def failed_children(job: RunJob) -> dict[int, Mapping[str, Any]]:
     """Children that have failed, by their partitions, as Batch lists them. None of a job that it knows no more."""
-    if job.detail is None or job.detail["status"] == "SUCCEEDED":
+    if job.detail is None or not statuses_of(job)["FAILED"]:
         return {}
     partitions = list(job.known.submission.partition_indices())
     if len(partitions) == 1:

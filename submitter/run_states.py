@@ -16,7 +16,7 @@ from typing import Literal, get_args
 from submitter.batch_records import Known
 from submitter.failures import FailedChild
 from submitter.output import count
-from submitter.run_jobs import RunJob
+from submitter.run_jobs import RunJob, failed_children, statuses_of
 from worker.contract.errors import BatchError, ConfigError
 
 State = Literal[
@@ -145,13 +145,13 @@ def _count_job(found: RunStates, share: _Share, job: RunJob) -> None:
             "not known"
         )
         return
-    in_hand = _in_hand(job.detail, "stopping" if job.state == "stopping" else None)
+    in_hand = _in_hand(job)
     try:
         failed = _failed(share, job)
         failed_count = len(failed)
     except (BatchError, ConfigError) as error:
         found.notes.append(error.message)
-        failed, failed_count = [], statuses_of(job.detail).get("FAILED", 0)
+        failed, failed_count = [], statuses_of(job)["FAILED"]
     # Whoever has committed an output, or failed, since they were counted is in the account already.
     spare = left_count - failed_count - in_hand.total()
     for state in ("stopping", *IN_HAND):
@@ -170,40 +170,23 @@ def _count_job(found: RunStates, share: _Share, job: RunJob) -> None:
         found.depends_on += [entry["jobId"] for entry in job.detail["dependsOn"] if entry.get("jobId")]
 
 
-def _in_hand(detail: Mapping[str, object], state_of_all: State | None) -> Counter[State]:
-    counts = statuses_of(detail)
+def _in_hand(job: RunJob) -> Counter[State]:
+    assert job.detail
     found: Counter[State] = Counter()
-    for status, number in counts.items():
+    for status, number in statuses_of(job).items():
         state = _BATCH_STATES.get(status)
-        if state == "submitted" and status == "PENDING" and detail.get("dependsOn"):
+        if state == "submitted" and status == "PENDING" and job.detail.get("dependsOn"):
             state = "waiting"
         if state:
-            found[state_of_all or state] += number
+            found["stopping" if job.state == "stopping" else state] += number
     return found
 
 
-def statuses_of(detail: Mapping[str, object]) -> dict[str, int]:
-    """A job's children by status; of a plain job itself."""
-    properties = detail.get("arrayProperties")
-    if isinstance(properties, Mapping) and properties.get("size"):
-        return dict(properties.get("statusSummary") or {})
-    return {str(detail["status"]): 1}
-
-
 def _failed(share: _Share, job: RunJob) -> list[FailedChild]:
-    assert job.detail
-    if not statuses_of(job.detail).get("FAILED"):
-        return []
-    partitions = list(share.known.submission.partition_indices())
-    if len(partitions) == 1:
-        summaries = [(0, job.detail)]
-    else:
-        listed = job.batch.children(job.job_id, "FAILED")
-        summaries = [(summary["arrayProperties"]["index"], summary) for summary in listed]
     return [
-        FailedChild(partition_index=partitions[index], job=job, summary=summary)
-        for index, summary in summaries
-        if partitions[index] in share.partitions
+        FailedChild(partition_index=partition, job=job, summary=summary)
+        for partition, summary in failed_children(job).items()
+        if partition in share.partitions
     ]
 
 

@@ -13,7 +13,15 @@ from submitter.batch_records import Known, Records
 from submitter.output import Output, count
 from submitter.planned_run import PlannedRun
 from submitter.progress import Show, progress_bar
-from submitter.run_jobs import ENDED, RunJob, batch_submissions, exit_code_of_child, failed_children, look_up_jobs
+from submitter.run_jobs import (
+    ENDED,
+    RunJob,
+    batch_submissions,
+    exit_code_of_child,
+    failed_children,
+    look_up_jobs,
+    statuses_of,
+)
 from worker.contract.errors import ArrayError, BatchError, ExitCode, InterruptedRunError, StorageError
 
 if TYPE_CHECKING:
@@ -125,7 +133,7 @@ class _Wait:
     def _show_counts(self, jobs: Sequence[RunJob]) -> None:
         counts: Counter[str] = Counter()
         for job in jobs:
-            counts += _children_by_state(job)
+            counts += statuses_of(job)
         detail = ", ".join(f"{counts[state]:,} {state.lower()}" for state in _SHOWN_STATES if counts[state])
         self._show(sum(counts[state] for state in ENDED), counts.total(), detail)
 
@@ -154,14 +162,6 @@ class _Wait:
 
 def _holds_any(job: RunJob, partitions: Sequence[int]) -> bool:
     return not set(partitions).isdisjoint(job.known.submission.partition_indices())
-
-
-def _children_by_state(job: RunJob) -> Counter[str]:
-    size = job.known.submission.size
-    if job.detail is None:
-        return Counter(SUBMITTED=size)
-    summary = (job.detail.get("arrayProperties") or {}).get("statusSummary")
-    return Counter(summary) if summary else Counter({job.detail["status"]: size})
 
 
 @contextmanager

@@ -23,8 +23,9 @@ What moves jobs: `batch_hosts.FakeHosts`, which runs the real worker for each ch
     fake.forget(job)                                                      # as Batch does a week after a job's end
     fake.logs.write("s", '{"event":"worker.started"}', group="/llm-array")
 
-What lags: `list_lag` and `describe_lag` (calls, after each SubmitJob, that do not show the new job). Dependencies hold: a
-child whose dependency has failed fails with it, and `is_ready` says whether one may start.
+What lags: `list_lag`, `describe_lag` (calls, after each SubmitJob, that do not show the new job) and `summary_lag` (that
+do not count its children). Dependencies hold: a child whose dependency has failed fails with it, and `is_ready` says
+whether one may start.
 """
 
 from __future__ import annotations
@@ -86,6 +87,8 @@ class FakeBatch(FakeAccount):
         """How many ListJobs calls, after each SubmitJob, do not show the new job."""
         self.describe_lag = 0
         """The same of DescribeJobs."""
+        self.summary_lag = 0
+        """How many DescribeJobs calls show a new array without its children's states."""
         self.on_submit: Callable[[], None] = lambda: None
         """Runs before a SubmitJob is looked at; may block."""
         self.created_at_ms: Callable[[], int] = now_ms
@@ -192,7 +195,11 @@ class FakeBatch(FakeAccount):
             self._job_count += 1
             job_id = f"00000000-0000-0000-0000-{self._job_count:012d}"
             job = new_job(job_id, request, queue["jobQueueArn"], definition, self.created_at_ms())
-            job |= {"hidden_for": self.list_lag, "undescribed_for": self.describe_lag}
+            job |= {
+                "hidden_for": self.list_lag,
+                "undescribed_for": self.describe_lag,
+                "uncounted_for": self.summary_lag,
+            }
             self.jobs.append(job)
             self.fail_dependents()
         self.on_change()
@@ -232,7 +239,11 @@ class FakeBatch(FakeAccount):
         for job_id in dict.fromkeys(request["jobs"]):
             found_job, index = self._parse_id(by_id, job_id)
             if found_job is not None:
-                found.append(described(found_job, index))
+                shown = described(found_job, index)
+                if index is None and found_job.get("uncounted_for"):
+                    found_job["uncounted_for"] -= 1
+                    shown["arrayProperties"] = {"size": shown["arrayProperties"]["size"], "statusSummary": {}}
+                found.append(shown)
         return {"jobs": found}
 
     def _terminate_job(self, request: Json) -> Json:

@@ -1,8 +1,8 @@
 """The jobs of `fake_batch.py`, and what AWS Batch shows of them.
 
 A job is a dict of AWS's own fields, and of these: `request` and `definition` as they were given, `children` (an array's
-states, by index), `details` (what else is known of a child, by index), `hidden_for` and `undescribed_for` (how many more
-calls do not show it). Of a plain job, whose index is None, everything stands in the job itself.
+states, by index), `details` (what else is known of a child, by index), `hidden_for`, `undescribed_for` and `uncounted_for`
+(how many more calls do not show it). Of a plain job, whose index is None, everything stands in the job itself.
 """
 
 from __future__ import annotations
@@ -22,7 +22,16 @@ ENDED = ("SUCCEEDED", "FAILED")
 STOPPABLE = ("STARTING", "RUNNING")
 DEPENDENCY_FAILED = "Dependent Job failed"
 
-_OWN = {"request", "definition", "children", "details", "hidden_for", "undescribed_for", "terminated_for"}
+_OWN = {
+    "request",
+    "definition",
+    "children",
+    "details",
+    "hidden_for",
+    "undescribed_for",
+    "uncounted_for",
+    "terminated_for",
+}
 """What AWS never shows."""
 _NOT_INHERITED = {"arrayProperties", "dependsOn", "isCancelled", "isTerminated", "statusReason", "stoppedAt"}
 """What an array has for itself."""

@@ -58,6 +58,23 @@ def test_children_are_counted_by_state_and_what_has_an_output_is_done(setting: S
     assert (status.outcome, status.exit_code) == ("going_on", 0)
 
 
+@pytest.mark.parametrize("summary", [None, {}, {"SUBMITTED": 0, "RUNNING": 0}, {"RUNNABLE": 4}])
+def test_children_that_batch_has_not_counted_yet_are_submitted(
+    setting: Setting, summary: dict[str, int] | None
+) -> None:
+    planned(setting, 10)
+    setting.fake.summary_lag = 1 if summary is None else 0
+    setting.submit(10)
+    if summary is not None:
+        setting.fake.jobs[0]["arrayProperties"]["statusSummary"] = summary
+
+    status = look(setting)
+
+    runnable = (summary or {}).get("RUNNABLE", 0)
+    assert counts(status) == {"submitted": 10 - runnable} | ({"runnable": runnable} if runnable else {})
+    assert (status.outcome, status.exit_code) == ("going_on", 0)
+
+
 def test_the_calls_do_not_grow_with_the_run(setting: Setting) -> None:
     planned(setting, 900, done=range(300))
     setting.submit(900)

@@ -167,7 +167,7 @@ def test_watch_draws_on_a_terminal(on_batch: Setting) -> None:
     text = re.sub(rb"\x1b\[[0-9;?]*[a-zA-Z]", b"", shown).decode()
     assert "1 of 2 done, 1 running" in text
     assert "1 of 2 done, 1 failed" in text
-    assert re.search("━+[╸╺]━+\\s+run /", text), "the bar stands above the rest"
+    assert re.search("━+[╸╺]━+\\s+run\\s+/", text), "the bar stands above the rest"
     assert process.returncode == 75
 
 
