@@ -59,6 +59,11 @@ class Known:
         return self.submission.submission_id
 
     @property
+    def is_to_batch(self) -> bool:
+        """And not to workers on a machine."""
+        return self.submission.target == "batch"
+
+    @property
     def is_open(self) -> bool:
         return self.submitted is None
 

@@ -63,7 +63,7 @@ class Work:
     def refresh(self) -> None:
         self._ids = self._records.ids()
         found = map(self._records.read, self._ids)
-        self._known = [known for known in found if known.submission.target == "batch"]
+        self._known = [known for known in found if known.is_to_batch]
 
     def next_id(self) -> str:
         """Of the same look at the folder as `remaining`: had it moved on since, creating the id fails, as it must."""

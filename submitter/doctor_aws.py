@@ -14,11 +14,10 @@ from submitter.batch_client import Batch
 from submitter.batch_retry import retry_rules, retry_warnings
 from submitter.batch_shapes import containers_of, requirements_of
 from submitter.doctor_check import Aws, Check, RefusedError, Report, Status, asked, report_problem
+from submitter.job_attempts import DEFAULT_LOG_GROUP
 from submitter.limits import names_a_secret
 from submitter.quotas import Need, needs_of
 from worker.contract.errors import ArrayError
-
-DEFAULT_LOG_GROUP = "/aws/batch/job"
 
 _ECR_IMAGE = re.compile(
     r"(?P<registry>\d{12})\.dkr\.ecr\.(?P<region>[a-z0-9-]+)\.amazonaws\.com(?:\.cn)?/(?P<repository>[^:@]+)"

@@ -16,7 +16,7 @@ from submitter.output import Output, count, duration, kinds_of_errors
 from submitter.planned_run import Outputs, PlannedRun
 from submitter.progress import LocalProgress, progress_bar
 from submitter.run_accounts import Account
-from submitter.stage import done_before
+from submitter.stage import open_before
 from worker.contract.errors import ConfigError, ExitCode
 from worker.contract.manifest import Manifest
 from worker.contract.submission import Submission, ranges_of
@@ -73,7 +73,7 @@ class LocalRun:
         after = self._plan.after
         if after is None:
             return remaining
-        ready = done_before(after, len(self._plan.partitions)) | outputs.by_index.keys()
+        ready = open_before(after).outputs().by_index.keys() | outputs.by_index.keys()
         found = [index for index in remaining if index in ready]
         self.held_count = len(remaining) - len(found)
         if self.held_count:

@@ -11,7 +11,7 @@ from worker.contract.errors import InputError, UsageError
 from worker.contract.formats import decode
 from worker.contract.layout import RunLayout, normalize_uri
 from worker.contract.manifest import Manifest
-from worker.contract.plan import Compression, Partition, Plan, read_plan
+from worker.contract.plan import Compression, Partition, Plan, input_of, read_plan
 from worker.contract.store import NotFoundError, ObjectInfo, Store, open_store
 
 
@@ -114,25 +114,22 @@ class PartitionTask:
         if found is None:
             after = self.run.plan.after
             hint = f"submit resume {after.run_uri}" if after else "plan the run again under another URI"
-            raise InputError(f"look up partition {self._input_uri}: there is none", hint=hint)
+            raise InputError(f"look up partition {self._input[0]}: there is none", hint=hint)
         return found
 
     def find_input(self) -> ObjectInfo | None:
         """The same, or None."""
-        return open_store(self._input_uri).head(self._input_uri)
-
-    @property
-    def _input_uri(self) -> str:
-        after = self.run.plan.after
-        if after is None:
-            return self.run.layout.partition(self.index, self.partition_count, self.run.plan.compression)
-        return RunLayout(after.run_uri).output(self.index, self.partition_count, after.compression)
+        uri, _ = self._input
+        return open_store(uri).head(uri)
 
     @property
     def input_compression(self) -> Compression:
         """Of the same."""
-        after = self.run.plan.after
-        return self.run.plan.compression if after is None else after.compression
+        return self._input[1]
+
+    @property
+    def _input(self) -> tuple[str, Compression]:
+        return input_of(self.run.plan, self.run.layout, self.index, self.partition_count)
 
 
 def check_apart(run_uri: str, new_run_uri: str) -> None:

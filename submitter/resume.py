@@ -64,7 +64,7 @@ def look_at(run: PlannedRun, records: Records, ask: Callable[[], Batch | None]) 
         ask: gives what jobs are looked up in, if there are any; None for not at all, as if all had ended.
     """
     ids = records.ids()
-    submissions = [known for known in map(records.read, ids) if known.submission.target == "batch"]
+    submissions = [known for known in map(records.read, ids) if known.is_to_batch]
     held = {index for known in submissions if known.is_open for index in known.submission.partition_indices()}
     jobs: list[RunJob] = []
     if submissions and (batch := ask()):

@@ -40,7 +40,7 @@ class RunJob:
 def batch_submissions(records: Records) -> list[Known]:
     """All submissions to AWS Batch, the oldest first."""
     found = map(records.read, records.ids())
-    return [known for known in found if known.submission.target == "batch"]
+    return [known for known in found if known.is_to_batch]
 
 
 def look_up_jobs(batch: Batch, submissions: Iterable[Known], now_s: float) -> list[RunJob]:

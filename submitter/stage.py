@@ -10,11 +10,9 @@ from submitter.batch_records import Patience, Records
 from submitter.batch_work import Awaited, Share
 from submitter.output import count
 from submitter.planned_run import PlannedRun
-from submitter.run_jobs import failed_children, look_up_jobs, partitions_in_hand
+from submitter.run_jobs import batch_submissions, failed_children, look_up_jobs, partitions_in_hand
 from worker.contract.errors import InputError
-from worker.contract.layout import RunLayout
 from worker.contract.plan import After
-from worker.contract.store import open_store
 
 if TYPE_CHECKING:
     from submitter.batch_client import Batch
@@ -71,7 +69,7 @@ class Offer:
 def look_at_before(run: PlannedRun, ask: Callable[[], Batch | None]) -> Before:
     """Look at the jobs of the run before, then at its outputs: what a job has finished before the look is listed."""
     records = Records(store=run.store, layout=run.layout, patience=Patience())
-    submissions = [known for known in map(records.read, records.ids()) if known.submission.target == "batch"]
+    submissions = batch_submissions(records)
     going = []
     if submissions and (batch := ask()):
         for job in look_up_jobs(batch, submissions, records.patience.now()):
@@ -120,11 +118,3 @@ def offer(left: Sequence[int], before: Before, waiting: Sequence[int] = ()) -> O
     return Offer(
         free=tuple(sorted(rest & before.done)), awaiting=tuple(awaiting), held=tuple(sorted(rest - before.done))
     )
-
-
-def done_before(after: After, partition_count: int) -> set[int]:
-    """The partitions of a run whose inputs are there: one listing."""
-    layout = RunLayout(after.run_uri)
-    uris = {layout.output(index, partition_count, after.compression): index for index in range(partition_count)}
-    listed = open_store(after.run_uri).list(f"{layout.outputs}/")
-    return {uris[found.uri] for found in listed if found.uri in uris}

@@ -200,7 +200,7 @@ class Watched:
         return found
 
     def _jobs(self, submissions: Sequence[Known], note: Callable[[str], None]) -> list[RunJob] | None:
-        to_batch = [known for known in submissions if known.submission.target == "batch"]
+        to_batch = [known for known in submissions if known.is_to_batch]
         if not to_batch:
             return []
         try:

@@ -7,7 +7,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -29,6 +29,7 @@ from worker.interrupt import Interrupt
 from worker.job import Job
 from worker.model_cache import ModelCache
 from worker.partition_input import PartitionInput
+from worker.partition_reader import PartitionReader
 from worker.pool import EnginePool
 from worker.protocol import Boot, Item
 from worker.record_errors import RecordError
@@ -60,12 +61,13 @@ def run_attempt(job: Job, interrupt: Interrupt) -> None:
     checkpoint = Checkpoint(_checkpoint_place(job, found), job.settings.checkpoint_policy, job.settings.work_folder)
     gpus = GpuFigures(os.environ) if job.settings.has_metrics else None
     figures = Figures(_properties(job), gpus=gpus, is_on=job.settings.has_metrics)
-    models = ModelCache(job.settings.work_folder, interrupt)
+    load = functools.cache(functools.partial(found.load, job.settings.work_folder))
+    models = ModelCache(job.settings.work_folder, interrupt, before_fetch=load)
     grace_s = ABORT_GRACE_S
     try:
         with gpus or nullcontext():
             generated = _generate(
-                job, found, pool, models=models, checkpoint=checkpoint, figures=figures, interrupt=interrupt
+                job, load, pool, models=models, checkpoint=checkpoint, figures=figures, interrupt=interrupt
             )
         # They end while the output is on its way.
         pool.hang_up()
@@ -134,7 +136,7 @@ def _ending(error: BaseException) -> str:
 
 def _generate(
     job: Job,
-    found: PartitionInput,
+    load: Callable[[], PartitionReader],
     pool: EnginePool,
     *,
     models: ModelCache,
@@ -155,7 +157,7 @@ def _generate(
         pool=pool,
         boots=boots,
         environments=environments,
-        load=functools.partial(found.load, job.settings.work_folder),
+        load=load,
         killer_line=functools.partial(_killer_line, writer),
         checkpoint=checkpoint,
         figures=figures,

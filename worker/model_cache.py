@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -41,7 +42,17 @@ logger = logging.getLogger(__name__)
 class ModelCache:
     """The host's copies of models and adapters that this worker uses. Leave it when the engines have ended."""
 
-    def __init__(self, work_folder: Path, interrupt: Interrupt) -> None:
+    def __init__(
+        self, work_folder: Path, interrupt: Interrupt, before_fetch: Callable[[], object] = lambda: None
+    ) -> None:
+        """Prepare.
+
+        Args:
+            work_folder: the host's.
+            interrupt: ends waits and downloads.
+            before_fetch: called before anything is downloaded, which may take many minutes: what it raises comes first.
+        """
+        self._before_fetch = before_fetch
         self._folder = work_folder / FOLDER_NAME
         self._interrupt = interrupt
         self._cache = HostCache(self._folder, interrupt)
@@ -111,6 +122,7 @@ class ModelCache:
                 "and HF_HUB_OFFLINE is set",
                 hint="unset it, or fetch the model beforehand: hf download MODEL --revision REVISION",
             )
+        self._before_fetch()
         request = FetchRequest(source=source, cache_folder=str(self._folder), draft=str(draft))
         process = subprocess.Popen(
             [sys.executable, "-m", "worker.fetch"],

@@ -11,7 +11,7 @@ from worker.contract.compression import decompressed, undamaged
 from worker.contract.errors import InputError
 from worker.contract.formats import Checksum
 from worker.contract.layout import RunLayout
-from worker.contract.plan import Compression, Partition, Plan
+from worker.contract.plan import Compression, Partition, Plan, input_of
 from worker.contract.store import Store, open_store
 from worker.partition_reader import CHUNK_BYTES, PartitionReader, load_partition
 
@@ -40,11 +40,10 @@ class PartitionInput:
         Raises:
             UnfinishedStageError: it is an output of another run, and not there.
         """
-        count, partition = len(plan.partitions), plan.partition(index)
+        partition = plan.partition(index)
+        uri, compression = input_of(plan, layout, index, len(plan.partitions))
         if plan.after is None:
-            uri = layout.partition(index, count, plan.compression)
-            return cls(store=store, uri=uri, compression=plan.compression, partition=partition, etag=None)
-        uri = RunLayout(plan.after.run_uri).output(index, count, plan.after.compression)
+            return cls(store=store, uri=uri, compression=compression, partition=partition, etag=None)
         before = open_store(uri)
         found = before.head(uri)
         if found is None:
@@ -52,7 +51,7 @@ class PartitionInput:
                 f"read partition {index}: it is an output of {plan.after.run_uri}, and {uri} is not there yet",
                 hint=f"submit resume {plan.after.run_uri}, then submit resume {layout.run_uri}",
             )
-        return cls(store=before, uri=uri, compression=plan.after.compression, partition=partition, etag=found.etag)
+        return cls(store=before, uri=uri, compression=compression, partition=partition, etag=found.etag)
 
     @property
     def identity(self) -> str:

@@ -23,8 +23,11 @@ PSEUDO = {
     "AWS::URLSuffix": "amazonaws.com",
 }
 TOKEN = f"arn:aws:secretsmanager:{REGION}:{ACCOUNT}:secret:hf-a1b2c3"
+TOKEN_KEY = f"arn:aws:kms:{REGION}:{ACCOUNT}:key/0a1b2c3d-0000-4000-8000-000000000000"
 EVERYTHING: dict[str, Any] = {
     "HfTokenSecretArn": TOKEN,
+    "HfTokenKmsKeyArn": TOKEN_KEY,
+    "Versioning": "yes",
     "ReadResources": "arn:aws:s3:::weights,arn:aws:s3:::weights/*",
     "AlertEmail": "team@example.com",
     "FairShare": "yes",
@@ -57,8 +60,15 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "Not": lambda condition: not condition,
     "Or": lambda *conditions: any(conditions),
     "Select": lambda index, entries: entries[int(index)],
+    "Split": lambda delimiter, text: text.split(delimiter),
 }
 """Those that need nothing of the template."""
+_RULE_FUNCTIONS: dict[str, Callable[..., bool]] = {
+    "Fn::Contains": lambda texts, text: text in texts,
+    "Fn::Equals": lambda first, second: bool(first == second),
+    "Fn::Not": lambda condition: not condition,
+}
+"""Of those that AWS knows in rules, the ones that the template needs."""
 _NOTHING = object()
 """What AWS::NoValue leaves."""
 
@@ -96,6 +106,16 @@ class Stack:
     def holds(self, condition: str) -> bool:
         return bool(self.resolved(self.template["Conditions"][condition]))
 
+    def refusals(self) -> list[str]:
+        """What the rules say against these parameters."""
+        return [
+            found["AssertDescription"]
+            for rule in self.template["Rules"].values()
+            if self._rule(rule["RuleCondition"])
+            for found in rule["Assertions"]
+            if not self._rule(found["Assert"])
+        ]
+
     def resolved(self, value: Any) -> Any:
         if isinstance(value, list):
             return [found for entry in value if (found := self.resolved(entry)) is not _NOTHING]
@@ -110,6 +130,14 @@ class Stack:
             if name.startswith("Fn::"):
                 return self._function(name.removeprefix("Fn::"), argument)
         return {key: found for key, entry in value.items() if (found := self.resolved(entry)) is not _NOTHING}
+
+    def _rule(self, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        ((name, argument),) = value.items()
+        if name == "Ref":
+            return self._parameters[argument]
+        return _RULE_FUNCTIONS[name](*map(self._rule, argument))
 
     def _ref(self, name: str) -> Any:
         if name == "AWS::NoValue":
@@ -143,7 +171,10 @@ class Stack:
             case "GetAtt":
                 return self._attribute(".".join(argument))
             case "Sub":
-                return self._text(argument)
+                (text, values) = argument if isinstance(argument, list) else (argument, {})
+                for key, value in values.items():
+                    text = text.replace(f"${{{key}}}", self.resolved(value))
+                return self._text(text)
             case "FindInMap":
                 found = self.template["Mappings"]
                 for key in self.resolved(argument):

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import pytest
 
+from infra.render import render
 from worker.cli import cli
 from worker.settings import SCRATCH
 
@@ -307,6 +308,14 @@ def test_make_push_logs_in_and_pushes_to_the_region_of_the_repository(programs: 
     ]
     assert said[2:] == ["the-password", f"docker tag llm-array:gpu {REPOSITORY}:7", f"docker push {REPOSITORY}:7"]
     assert "the-password" not in done.stdout + done.stderr
+
+
+def test_make_push_without_a_tag_pushes_the_version_that_the_stack_asks_for(programs: Path) -> None:
+    done = make(programs, "push", f"REPOSITORY={REPOSITORY}")
+
+    assert done.returncode == 0, done
+    tag = render()["Parameters"]["ImageTag"]["Default"]
+    assert calls(programs)[-1] == f"docker push {REPOSITORY}:{tag}"
 
 
 @pytest.mark.parametrize("given", ["", "llm-array", "docker.io/someone/llm-array"])

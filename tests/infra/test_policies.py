@@ -20,6 +20,7 @@ from tests.infra.stack import (
     OWN_NETWORK,
     REGION,
     TOKEN,
+    TOKEN_KEY,
     Stack,
     allowed_actions,
     allows,
@@ -88,7 +89,7 @@ def test_only_actions_that_take_no_resource_are_allowed_on_all(name: str) -> Non
 
 @each_policy
 def test_resources_are_of_this_account_region_or_bucket(name: str) -> None:
-    given = {*EVERYTHING["ReadResources"].split(","), TOKEN}
+    given = {*EVERYTHING["ReadResources"].split(","), TOKEN, TOKEN_KEY}
     own = (BUCKET, f"arn:aws:iam::{ACCOUNT}:role/", *(f"arn:aws:{service}:{REGION}:{ACCOUNT}:" for service in SERVICES))
 
     for found in statements(POLICIES[name]):
@@ -154,6 +155,15 @@ def test_the_execution_role_reads_the_named_secret_alone_and_is_there_only_with_
     assert "ExecutionRole" not in Stack().resources
 
 
+def test_the_execution_role_decrypts_with_a_secrets_own_key_through_secrets_manager_alone() -> None:
+    """Without it a container whose secret has a key of its own never starts."""
+    (found,) = [found for found in statements(POLICIES["ExecutionRole"]) if "kms:Decrypt" in found.actions]
+
+    assert (found.actions, found.resources) == (("kms:Decrypt",), (TOKEN_KEY,))
+    assert found.condition == {"StringLike": {"kms:ViaService": "secretsmanager.*"}}
+    assert "kms:Decrypt" not in allowed_actions(identity_policies(Stack(HfTokenSecretArn=TOKEN))["ExecutionRole"])
+
+
 def test_a_host_may_what_aws_gives_its_agent_but_make_clusters() -> None:
     """AWS Batch makes the cluster. All else is AWS's own policy for hosts, action by action."""
     managed = json.loads(aws_managed_policies_data)["AmazonEC2ContainerServiceforEC2Role"]["Document"]
@@ -198,15 +208,51 @@ def test_no_role_is_open_to_people_or_other_accounts(parameters: dict[str, Any])
             assert statement["Principal"].keys() == {"Service"}, name
 
 
-def test_an_operator_submits_to_the_stacks_queues_with_the_stacks_definitions_alone() -> None:
-    policy = POLICIES["OperatorPolicy"]
-    batch = f"arn:aws:batch:{REGION}:{ACCOUNT}"
+@pytest.mark.parametrize(
+    ("action", "key", "may"),
+    [
+        ("s3:PutObject", "runs/r1/run.json", True),
+        ("s3:DeleteObject", "runs/team/r1/submissions/0001.json", True),
+        ("s3:AbortMultipartUpload", "runs/r1/partitions/part-00000-of-00001.jsonl", True),
+        ("s3:PutObject", "in/a.jsonl", True),
+        ("s3:PutObject", "models/llama/config.json", True),
+        ("s3:PutObject", "results/r1.jsonl", True),
+        ("s3:GetObject", "r1/run.json", True),
+        ("s3:PutObject", "r1/run.json", False),
+        ("s3:DeleteObject", "r1/run.json", False),
+        ("s3:PutObject", "my-runs/r1/run.json", False),
+    ],
+)
+def test_an_operator_reads_the_bucket_and_writes_where_the_project_does(action: str, key: str, *, may: bool) -> None:
+    """A run that no worker may write is refused as it is made, not after hosts have booted."""
+    assert allows(POLICIES["OperatorPolicy"], action, f"{BUCKET}/{key}") == may
 
-    for kind in ("job-queue", "job-definition"):
-        assert allows(policy, "batch:SubmitJob", f"{batch}:{kind}/llm-array-on-demand")
-        assert not allows(policy, "batch:SubmitJob", f"{batch}:{kind}/another")
-    assert allows(policy, "batch:RegisterJobDefinition", f"{batch}:job-definition/llm-array-8gpu-p5")
-    assert not allows(policy, "batch:RegisterJobDefinition", f"{batch}:job-definition/another")
+
+def test_an_operator_submits_to_the_stacks_queues_alone() -> None:
+    queues = f"arn:aws:batch:{REGION}:{ACCOUNT}:job-queue"
+
+    for name in ("llm-array-spot", "llm-array-on-demand"):
+        assert allows(POLICIES["OperatorPolicy"], "batch:SubmitJob", f"{queues}/{name}")
+    for name in ("another", "llm-array-b-spot"):
+        assert not allows(POLICIES["OperatorPolicy"], "batch:SubmitJob", f"{queues}/{name}")
+
+
+@pytest.mark.parametrize("action", ["batch:SubmitJob", "batch:RegisterJobDefinition"])
+def test_an_operator_uses_the_stacks_definitions_and_those_of_no_stack_whose_name_begins_alike(action: str) -> None:
+    """AWS asks with the revision where there is one."""
+    definitions = f"arn:aws:batch:{REGION}:{ACCOUNT}:job-definition"
+    own = [found["JobDefinitionName"] for found in Stack().of_type("Batch::JobDefinition").values()]
+    siblings = [f"{stack}-{name.removeprefix('llm-array-')}" for stack in SIBLINGS for name in own]
+
+    for name in own:
+        assert allows(POLICIES["OperatorPolicy"], action, f"{definitions}/{name}"), name
+        assert allows(POLICIES["OperatorPolicy"], action, f"{definitions}/{name}:12"), name
+    for name in [*siblings, "llm-array-mine", "another"]:
+        assert not allows(POLICIES["OperatorPolicy"], action, f"{definitions}/{name}"), name
+        assert not allows(POLICIES["OperatorPolicy"], action, f"{definitions}/{name}:12"), name
+
+
+SIBLINGS = ("llm-array-b", "llm-array-cpu", "llm-array-8gpu", "llm-array-8gpu-p5", "llm-arrays")
 
 
 def test_an_operator_hands_on_the_stacks_roles_to_tasks_alone() -> None:

@@ -1,7 +1,6 @@
 """The stack, created in moto as far as moto goes.
 
-What moto lacks, by the names of its own answers: bucket and topic policies, subscriptions, scheduling policies and wait handles are no types
-that it knows; of a bucket it takes the encryption alone; AWS::NoValue inside a list and Fn::Cidr are not understood (conditions and parameters
+What moto lacks, by the names of its own answers: bucket and topic policies, subscriptions and scheduling policies are no types that it knows; of a bucket it takes the encryption alone; AWS::NoValue inside a list and Fn::Cidr are not understood (conditions and parameters
 are settled before); a compute environment must have a service role, a generated repository
 name has capitals, and subnets keep no association with a route table.
 """
@@ -26,7 +25,6 @@ from tests.infra.stack import EVERYTHING, OpenStack
 
 NAME = "llm-array"
 NOT_IN_MOTO = {
-    "AWS::CloudFormation::WaitConditionHandle",
     "AWS::S3::BucketPolicy",
     "AWS::SNS::Subscription",
     "AWS::SNS::TopicPolicy",

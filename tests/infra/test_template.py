@@ -130,9 +130,21 @@ def test_the_rule_for_checkpoints_knows_them_by_the_tag_that_the_stacks_workers_
         assert environment[CHECKPOINT_TAG_VARIABLE] == CHECKPOINT_TAG
 
 
-@pytest.mark.parametrize("versioning", ["Enabled", "Suspended"])
-def test_versions_are_kept_if_asked_for(versioning: str) -> None:
-    assert Stack(Versioning=versioning).properties("Bucket")["VersioningConfiguration"] == {"Status": versioning}
+def test_versions_are_kept_only_if_asked_for() -> None:
+    """Suspended is not the same as never enabled: each removal would leave a marker that holds the bucket."""
+    assert "VersioningConfiguration" not in Stack().properties("Bucket")
+    assert Stack(Versioning="yes").properties("Bucket")["VersioningConfiguration"] == {"Status": "Enabled"}
+
+
+def test_markers_of_deleted_objects_go_once_nothing_is_behind_them() -> None:
+    """By a rule of its own: S3 takes it together with neither days nor tags."""
+    (rule,) = [
+        rule
+        for rule in Stack().properties("Bucket")["LifecycleConfiguration"]["Rules"]
+        if "ExpiredObjectDeleteMarker" in rule
+    ]
+
+    assert rule == {"Id": "delete-markers", "Status": "Enabled", "ExpiredObjectDeleteMarker": True}
 
 
 def test_results_are_never_deleted_with_the_stack_and_nothing_is_left_behind_unseen() -> None:
@@ -211,24 +223,53 @@ def test_a_given_network_that_has_an_endpoint_gets_no_second_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("parameters", "holds"),
-    [({}, True), (OWN_NETWORK, True), ({"VpcId": "vpc-1"}, False), ({"SubnetIds": "subnet-1"}, False)],
+    ("parameters", "refusals"),
+    [
+        ({}, []),
+        (OWN_NETWORK, []),
+        ({"VpcId": "vpc-1", "SubnetIds": "subnet-1"}, []),
+        ({"VpcId": "vpc-1"}, ["VpcId needs SubnetIds."]),
+        ({"VpcId": "vpc-1", "RouteTableIds": "rtb-1"}, ["VpcId needs SubnetIds."]),
+        ({"SubnetIds": "subnet-1,subnet-2"}, ["SubnetIds need their VpcId."]),
+        ({"RouteTableIds": "rtb-1"}, ["RouteTableIds need their VpcId."]),
+    ],
 )
-def test_half_a_network_is_refused(parameters: dict[str, str], *, holds: bool) -> None:
+def test_half_a_network_is_refused(parameters: dict[str, str], refusals: list[str]) -> None:
+    assert Stack(**parameters).refusals() == refusals
+
+
+def test_rules_hold_nothing_but_what_aws_knows_in_rules() -> None:
+    """Any other function there, Fn::Join among them, and CloudFormation refuses the whole template."""
+    allowed = "And Contains EachMemberEquals EachMemberIn Equals Not Or RefAll ValueOf ValueOfAll"
+    conditions = [rule["RuleCondition"] for rule in render()["Rules"].values()]
+    assertions = [found["Assert"] for rule in render()["Rules"].values() for found in rule["Assertions"]]
+
+    used = set(re.findall(r'"(Ref|Condition|Fn::\w+)":', as_json(conditions + assertions)))
+    assert "Ref" in used
+    assert used <= {"Ref"} | {f"Fn::{name}" for name in allowed.split()}
+
+
+@pytest.mark.parametrize("parameters", [{}, *({"ZoneCount": count} for count in range(2, 7)), OWN_NETWORK])
+def test_hosts_wait_for_their_routes(parameters: dict[str, Any]) -> None:
+    """What a resource refers to in its Metadata is made before it."""
     stack = Stack(**parameters)
-    rules = [rule for rule in stack.template["Rules"].values() if stack.resolved(rule["RuleCondition"])]
+    routes = [
+        name
+        for kind in ("EC2::Route", "EC2::SubnetRouteTableAssociation", "EC2::VPCEndpoint")
+        for name in stack.of_type(kind)
+    ]
 
-    assert all(stack.resolved(found["Assert"]) for rule in rules for found in rule["Assertions"]) == holds
-
-
-def test_hosts_wait_for_their_routes() -> None:
-    stack = Stack(ZoneCount=6)
-    waited_for = as_json(stack.resources["Network"]["Metadata"])
-
-    for name in ("RouteOut", "S3Endpoint", *stack.of_type("EC2::SubnetRouteTableAssociation")):
-        assert name in waited_for, name
+    assert routes
     for name in stack.of_type("Batch::ComputeEnvironment"):
-        assert stack.resources[name]["DependsOn"] == "Network"
+        waited_for = as_json(stack.resources[name]["Metadata"])
+        assert [route for route in routes if f'"{route}"' not in waited_for] == [], name
+
+
+def test_every_resource_can_be_updated() -> None:
+    """AWS supports no updates of wait conditions and their handles."""
+    assert {
+        found["Type"] for found in Stack(**EVERYTHING).resources.values() if "::WaitCondition" in found["Type"]
+    } == set()
 
 
 # ---------------------------------------------------------------------------------------------- hosts and queues

@@ -16,6 +16,7 @@ from tests.fake_hub import FakeHub, Repository, running_hub
 from tests.fakes import engine_command
 from tests.worker_runs import Ended, StartedWorker, lines, manifest_of, read_output, records, write_run
 from worker.contract.errors import EngineBootError, InputError, StorageError
+from worker.contract.layout import RunLayout
 from worker.contract.model_place import digest_of, list_objects
 from worker.contract.plan import Plan
 from worker.contract.store import open_store
@@ -130,6 +131,17 @@ def test_a_hubs_model_comes_once_for_all_engines_and_only_what_they_read(hub: Fa
     assert manifest.model == MODEL
     assert manifest.times
     assert manifest.times.model_s
+
+
+def test_a_damaged_partition_costs_no_download(hub: FakeHub, host: Host) -> None:
+    partition = Path(RunLayout(host.run_uri).partition(0, 8))
+    partition.write_bytes(partition.read_bytes()[:-2] + b" }")
+
+    ended = host.end(0)
+
+    assert ended.exit_code == 65
+    assert hub.asked == {}
+    assert not ended.of("model.downloading")
 
 
 def test_of_workers_that_start_at_once_one_downloads_and_the_others_wait(hub: FakeHub, host: Host) -> None:

@@ -92,6 +92,8 @@ def dangers_in(source: str) -> list[str]:
         {"compilation_config": {"backend": "evil.backend"}},
         {"compilation_config": {"inductor_passes": {"post": "evil.passes.one"}}},
         {"kv_transfer_config": {"kv_connector": "X", "kv_connector_module_path": "evil.connector"}},
+        {"kv_transfer_config": {"kv_connector": "X", "kv_connector_module_path": "evil"}},
+        {"ec_manager_config": {"encoder_cache_manager_cls": "evil"}},
         {"speculative_config": {"method": "custom_class", "model": "evil.Proposer"}},
         {"ec_manager_config": {"encoder_cache_manager_cls": "evil.Manager"}},
     ],

@@ -32,6 +32,8 @@ CODE_ARGS = frozenset(
 
 _UNSET: tuple[Any, ...] = (None, False, "", "auto", [], {})
 _DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
+_MODULE_KEYS = ("module_path", "module", "_cls", "_class")
+"""Endings of what names a module or a class, with or without a dot in it, as `kv_connector_module_path` does."""
 _OPERATOR_LISTS = frozenset({"splitting_ops"})
 """Names of vLLM's own operators look like those of modules."""
 
@@ -68,7 +70,9 @@ def _modules(value: Any) -> Iterator[str]:
         yield value
     elif isinstance(value, dict):
         for name, one in value.items():
-            if name not in _OPERATOR_LISTS:
+            if name.endswith(_MODULE_KEYS) and isinstance(one, str) and one:
+                yield one
+            elif name not in _OPERATOR_LISTS:
                 yield from _modules(one)
     elif isinstance(value, list):
         for one in value:

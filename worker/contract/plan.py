@@ -148,6 +148,20 @@ class Plan(Document, frozen=True, kw_only=True):
         return self.partitions[index]
 
 
+def input_of(plan: Plan, layout: RunLayout, index: int, partition_count: int) -> tuple[str, Compression]:
+    """The object that holds a partition's records, and its compression: one of the run's own, or an output of the run before.
+
+    Args:
+        plan: the run's; it may be cut down to some of its partitions.
+        layout: the run's.
+        index: of the partition, in the whole plan.
+        partition_count: of the whole plan.
+    """
+    if plan.after is None:
+        return layout.partition(index, partition_count, plan.compression), plan.compression
+    return RunLayout(plan.after.run_uri).output(index, partition_count, plan.after.compression), plan.after.compression
+
+
 def read_plan(store: Store, layout: RunLayout) -> Plan:
     """A run's plan.
 

@@ -1,0 +1,106 @@
+"""The commands of infra/README.md that take a stack down: nothing of it stays, and nothing of another stack goes."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import boto3
+import jmespath
+import pytest
+from botocore.exceptions import ClientError
+
+from tests.infra.stack import Stack
+
+ROOT = Path(__file__).parents[2]
+DEFINITIONS = "arn:aws:batch:us-east-1:123456789012:job-definition"
+# It lists the revisions in `active`, by the name asked for, and writes down which one is deregistered.
+AWS = """#!/bin/sh
+case "$*" in
+"batch describe-job-definitions --job-definition-name $4 --status ACTIVE --query "*) grep "/$4:" "$ACTIVE" | paste -s ;;
+"batch deregister-job-definition --job-definition "*) echo "$4" >> "$DEREGISTERED" ;;
+*) exit 2 ;;
+esac
+"""
+
+
+def command(words: str) -> str:
+    """The one of the section that has these words."""
+    readme = (ROOT / "infra/README.md").read_text(encoding="utf-8")
+    section = re.split(r"^## ", readme.partition("## Taking it down")[2], flags=re.MULTILINE)[0]
+    (found,) = [line.strip() for line in section.splitlines() if line.startswith("    ") and words in line]
+    return found
+
+
+def test_a_bucket_with_versions_can_be_deleted_once_it_is_emptied(
+    s3_bucket: str, aws_environment: dict[str, str]
+) -> None:
+    client = boto3.client("s3")
+    client.put_object(Bucket=s3_bucket, Key="in/before-versions.jsonl", Body=b"1")
+    client.put_bucket_versioning(Bucket=s3_bucket, VersioningConfiguration={"Status": "Enabled"})
+    for body in (b"1", b"2"):
+        client.put_object(Bucket=s3_bucket, Key="runs/r1/run.json", Body=body)
+    for key in ("in/before-versions.jsonl", "runs/r1/run.json", "runs/never-there.json"):
+        client.delete_object(Bucket=s3_bucket, Key=key)
+    assert "Contents" not in client.list_objects_v2(Bucket=s3_bucket)
+    with pytest.raises(ClientError, match="BucketNotEmpty"):
+        client.delete_bucket(Bucket=s3_bucket)
+
+    run(command("BucketName").replace("BucketName", s3_bucket), aws_environment)
+
+    client.delete_bucket(Bucket=s3_bucket)
+
+
+def test_a_bucket_without_versions_can_be_deleted_once_it_is_emptied(
+    s3_bucket: str, aws_environment: dict[str, str]
+) -> None:
+    client = boto3.client("s3")
+    for number in range(3):
+        client.put_object(Bucket=s3_bucket, Key=f"runs/r1/{number}", Body=b"1")
+
+    run(command("BucketName").replace("BucketName", s3_bucket), aws_environment)
+
+    client.delete_bucket(Bucket=s3_bucket)
+
+
+def test_the_stacks_job_definitions_are_deregistered_and_those_of_a_stack_whose_name_begins_alike_are_not(
+    tmp_path: Path,
+) -> None:
+    names = [found["JobDefinitionName"] for found in Stack().of_type("Batch::JobDefinition").values()]
+    own = {f"{DEFINITIONS}/{name}:{revision}" for name in names for revision in (1, 12)}
+    others = {
+        f"{DEFINITIONS}/{stack}-{name.removeprefix('llm-array-')}:1"
+        for stack in ("llm-array-b", "llm-array-cpu", "my-llm-array")
+        for name in names
+    }
+    (tmp_path / "aws").write_text(AWS)
+    (tmp_path / "aws").chmod(0o755)
+    (tmp_path / "active").write_text("".join(f"{arn}\n" for arn in sorted(own | others)))
+
+    run(
+        command("deregister"),
+        {"ACTIVE": str(tmp_path / "active"), "DEREGISTERED": str(tmp_path / "deregistered")},
+        programs=tmp_path,
+    )
+
+    assert sorted((tmp_path / "deregistered").read_text().split()) == sorted(own)
+
+
+def test_what_is_asked_of_the_job_definitions_is_their_arns() -> None:
+    words = shlex.split(command("deregister"))
+    answer = {"jobDefinitions": [{"jobDefinitionArn": f"{DEFINITIONS}/llm-array-cpu:1", "revision": 1}]}
+
+    assert jmespath.search(words[words.index("--query") + 1], answer) == [f"{DEFINITIONS}/llm-array-cpu:1"]
+
+
+def run(line: str, variables: dict[str, str], programs: Path = Path(sys.executable).parent) -> None:
+    """Run a line of the README as a shell does, with `programs` before all others."""
+    path = f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["sh", "-c", line], env=os.environ | variables | {"PATH": path}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
