@@ -213,9 +213,9 @@ def verify(*, run_uri: str, processes: int | None, as_json: bool) -> int:
 @config_option
 @json_option
 def doctor(*, request: DoctorRequest, as_json: bool) -> int:
-    """Check what would keep a run from working: credentials, region, bucket, queue, job definition, quotas and model.
+    """Check what would keep a run from working: credentials, region, bucket, queues, job definition, quotas and model.
 
-    The options are those of `submit run`; what is not given is not looked at. Nothing is submitted, and nothing stays
+    INPUTS and options are as for `submit run`; what is not given is not looked at. Nothing is submitted, and nothing stays
     behind. Exits 78 if a check has failed, else 0.
     """
     from submitter.doctor import examine  # noqa: PLC0415

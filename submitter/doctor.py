@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import re
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +13,8 @@ from submitter.doctor_check import LIMIT_S, Aws, Check, Group, Report, gather, o
 from submitter.doctor_model import check_model
 from submitter.doctor_options import DoctorRequest
 from submitter.doctor_storage import check_bucket, check_folder
-from submitter.output import Output
+from submitter.inputs import STDIN_ARGUMENT, open_inputs
+from submitter.output import Output, count
 from worker.contract.errors import ExitCode
 
 _ENGINES = ("vllm", "vllm-cpu")
@@ -59,12 +60,31 @@ def _check_account(aws: Aws, refused: list[bool], report: Report) -> None:
 
 def _groups(request: DoctorRequest, aws: Aws | None) -> list[Group]:
     groups = [
+        Group(name="inputs", ask=partial(_check_inputs, request, aws)),
         Group(name="run", ask=partial(_check_run, request, aws)),
         Group(name="model", ask=partial(_check_model, request, aws)),
     ]
     if request.local:
         return [*groups, Group(name="machine", ask=_check_machine)]
-    return [*groups, Group(name="queue", ask=partial(_check_target, request, aws))]
+    targets = [Group(name="queue", ask=partial(_check_target, request, request.queue, aws))]
+    if request.fallback_queue is not None:
+        targets.append(Group(name="fallback queue", ask=partial(_check_fallback, request, aws)))
+    return [*groups, *targets]
+
+
+def _check_inputs(request: DoctorRequest, aws: Aws | None, report: Report) -> None:
+    """That they are there: what is in them, `submit` reads."""
+    named = [argument for argument in request.inputs if argument != STDIN_ARGUMENT]
+    if not named:
+        report(Check(name="inputs", status="skipped", found="no INPUTS are given"))
+    elif aws is None and any(argument.startswith("s3://") for argument in named):
+        report(_unasked("inputs"))
+    else:
+        # Nothing of a run's own is an input of it; without a run nothing is.
+        with open_inputs(named, request.run_uri or "/dev/null") as (inputs, _):
+            size_bytes = sum(found.planned.size_bytes for found in inputs)
+        found = f"{count(len(inputs), 'object')}, {size_bytes:,} bytes"
+        report(Check(name="inputs", status="ok", found=found))
 
 
 def _check_run(request: DoctorRequest, aws: Aws | None, report: Report) -> None:
@@ -91,15 +111,26 @@ def _check_model(request: DoctorRequest, aws: Aws | None, report: Report) -> Non
         check_model(request.model, request.revision, report)
 
 
-def _check_target(request: DoctorRequest, aws: Aws | None, report: Report) -> None:
+def _check_target(request: DoctorRequest, queue: str | None, aws: Aws | None, report: Report) -> None:
     from submitter.doctor_aws import Target, check_target  # noqa: PLC0415
 
     if aws is None:
         for name in ("queue", "job definition", "quota"):
             report(_unasked(name))
         return
-    target = Target(queue=request.queue, job_definition=request.job_definition, partition_count=request.partition_count)
+    target = Target(queue=queue, job_definition=request.job_definition, partition_count=request.partition_count)
     check_target(aws, target, report)
+
+
+def _check_fallback(request: DoctorRequest, aws: Aws | None, report: Report) -> None:
+    """The other queue alone: the job definition is looked at with the first."""
+    own = ("queue", "compute environment", "fit", "quota")
+
+    def report_own(check: Check) -> None:
+        if check.name in own:
+            report(replace(check, name=f"fallback {check.name.removeprefix('compute ')}"))
+
+    _check_target(request, request.fallback_queue, aws, report_own)
 
 
 def _unasked(name: str) -> Check:

@@ -17,8 +17,10 @@ from worker.contract.layout import MAX_PARTITION_COUNT, normalize_uri
 class DoctorRequest:
     """What a run would be made of; what is None is not looked at."""
 
+    inputs: tuple[str, ...] = ()
     run_uri: str | None = None
     queue: str | None = None
+    fallback_queue: str | None = None
     job_definition: str | None = None
     model: str | None = None
     revision: str | None = None
@@ -28,7 +30,9 @@ class DoctorRequest:
 
     @property
     def needs_aws(self) -> bool:
-        return not self.local or any((uri or "").startswith("s3://") for uri in (self.run_uri, self.model))
+        return not self.local or any(
+            (uri or "").startswith("s3://") for uri in (self.run_uri, self.model, *self.inputs)
+        )
 
 
 def doctor_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -38,8 +42,10 @@ def doctor_options(command: Callable[..., Any]) -> Callable[..., Any]:
     def wrapped(*args: Any, **values: Any) -> Any:
         run_uri = values.pop("run")
         request = DoctorRequest(
+            inputs=tuple(values.pop("inputs")),
             run_uri=None if run_uri is None else normalize_uri(run_uri),
             queue=values.pop("queue"),
+            fallback_queue=values.pop("fallback_queue") or None,
             job_definition=values.pop("job_definition"),
             model=values.pop("model"),
             revision=values.pop("revision"),
@@ -50,8 +56,10 @@ def doctor_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     return decorated(
         wrapped,
+        click.argument("inputs", nargs=-1, metavar="[INPUTS]...", envvar="SUBMIT_INPUTS"),
         option("--run", metavar="URI", help="Where the run is to live: bucket, permissions, settings."),
         option("--queue", metavar="NAME", help="The job queue, its compute environments and their quotas."),
+        option("--fallback-queue", metavar="NAME", help="Another queue, in the same way."),
         option("--job-definition", metavar="NAME[:REV]", help="The job definition, its image, log group and roles."),
         option("--model", metavar="MODEL", help="A hub id, s3:// prefix or path."),
         option("--revision", metavar="REVISION", help="A commit, branch or tag of a model on a hub."),

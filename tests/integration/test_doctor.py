@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
 
 from submitter.doctor import make_checks
@@ -44,10 +45,11 @@ def test_without_credentials_nothing_more_is_asked(account: Setting, monkeypatch
         monkeypatch.delenv(name)
     account.fake.calls.clear()
 
-    checks = examined(run_uri="s3://bucket/run", model="s3://bucket/model", queue="gpu")
+    checks = examined(inputs=("s3://bucket/in",), run_uri="s3://bucket/run", model="s3://bucket/model", queue="gpu")
 
     assert (named(checks, "credentials").status, named(checks, "credentials").found) == ("failed", "there are none")
     assert {check.name for check in checks if check.status == "skipped"} == {
+        "inputs",
         "bucket",
         "model",
         "queue",
@@ -156,3 +158,29 @@ def test_the_command_takes_the_settings_of_a_run_and_exits_by_its_checks(
     lines = bad.stdout.decode().splitlines()
     assert len(lines) == len(document["checks"])
     assert {line.split()[0] for line in lines} == {"ok", "warning", "failed", "skipped"}
+
+
+def test_inputs_and_a_fallback_queue_are_looked_at_too(account: Setting, s3_bucket: str) -> None:
+    boto3.client("s3").put_object(Bucket=s3_bucket, Key="in/a.jsonl", Body=b'{"prompt":"p"}\n')
+    account.fake.add_queue("steady", ["p5en.48xlarge"])
+    uri = f"s3://{s3_bucket}"
+
+    good = examined(inputs=(f"{uri}/in/",), queue="gpu", fallback_queue="steady", job_definition=DEFINITION)
+    bad = examined(inputs=(f"{uri}/on/", "-"), queue="gpu", fallback_queue="unsteady", job_definition=DEFINITION)
+
+    assert (named(good, "inputs").status, named(good, "inputs").found) == ("ok", "1 object, 15 bytes")
+    assert (named(good, "fallback queue").status, named(good, "fallback fit").status) == ("ok", "ok")
+    assert (named(bad, "inputs").status, named(bad, "fallback queue").status) == ("failed", "failed")
+    assert named(bad, "queue").status == "ok"
+
+
+def test_the_words_of_a_run_are_those_of_its_examination(account: Setting, s3_bucket: str, quotas: FakeQuotas) -> None:
+    """`submit doctor` takes what `submit` takes."""
+    boto3.client("s3").put_object(Bucket=s3_bucket, Key="in/a.jsonl", Body=b'{"prompt":"p"}\n')
+    words = [f"s3://{s3_bucket}/in/", "--run", f"s3://{s3_bucket}/r1", "--model", "m", "--partitions", "2"]
+
+    examination = subprocess.run(
+        [SUBMIT, "doctor", *words, "--queue", "gpu", "--job-definition", DEFINITION], capture_output=True, check=False
+    )
+
+    assert examination.returncode == 0, examination.stdout + examination.stderr
