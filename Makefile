@@ -17,9 +17,9 @@ VLLM_DIGEST ?=
 PLATFORM ?= linux/amd64
 BUILD_ARGS ?=
 REVISION = $(shell git describe --always --dirty 2>/dev/null)
-# Where `make push` puts it: an ECR repository's URI, and a tag that is not there yet.
+# Where `make push` puts it: an ECR repository's URI, and a tag that is not there yet. The stack's job definitions ask for this one at first.
 REPOSITORY ?=
-TAG ?= $(REVISION)
+TAG ?= $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml)
 
 # The stack on AWS, and what its parameters are to be other than their defaults.
 STACK ?= llm-array
@@ -70,7 +70,7 @@ image: ## the worker's image, as IMAGE; ENGINE=cpu for one without GPUs
 	  $(if $(BASE_IMAGE),--build-arg BASE_IMAGE=$(BASE_IMAGE)) $(if $(VLLM_DIGEST),--build-arg VLLM_DIGEST=$(VLLM_DIGEST)) \
 	  $(if $(TORCH_ARGS),--build-arg TORCH_ARGS='$(TORCH_ARGS)') --build-arg REVISION=$(REVISION) $(BUILD_ARGS) .
 
-push: ## IMAGE to the ECR repository REPOSITORY, as TAG
+push: ## IMAGE to the ECR repository REPOSITORY, as TAG (this version, unless given)
 	@[ -n "$(BUILDER)" ] || { echo 'make: neither docker nor podman nor buildah answers here'; exit 1; }
 	@case "$(REPOSITORY)" in *.dkr.ecr.*/*) ;; *) echo 'make: REPOSITORY=ACCOUNT.dkr.ecr.REGION.amazonaws.com/NAME is needed'; exit 1 ;; esac
 	@# Through a pipe: the password is in no argument and on no screen.

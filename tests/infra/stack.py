@@ -60,7 +60,9 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "Not": lambda condition: not condition,
     "Or": lambda *conditions: any(conditions),
     "Select": lambda index, entries: entries[int(index)],
-    "Split": lambda delimiter, text: text.split(delimiter),
+    "Split": lambda delimiter, text: (
+        text.split(delimiter) if isinstance(text, str) else {"Fn::Split": [delimiter, text]}
+    ),
 }
 """Those that need nothing of the template."""
 _RULE_FUNCTIONS: dict[str, Callable[..., bool]] = {

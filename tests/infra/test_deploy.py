@@ -102,3 +102,19 @@ def test_every_file_there_is_in_the_readme() -> None:
 
     files = [path.name for path in (ROOT / "infra").iterdir() if path.is_file() and path.name != "README.md"]
     assert [name for name in files if f"`{name}`" not in readme] == []
+
+
+def test_the_readmes_example_of_costs_follows_its_formula() -> None:
+    readme = (ROOT / "infra/README.md").read_text(encoding="utf-8")
+    records, rate, boot_min = 10_000_000, 330, 10
+    assert "10 million records" in readme
+    assert f"{rate} records per second" in readme
+    assert f"boots of {boot_min} minutes" in readme
+
+    rows = re.findall(r"^\| (\d+) \| ([\d.]+) \| ([\d.]+) \| \$([\d,]+) \|$", readme, re.MULTILINE)
+
+    assert rows
+    for partitions, hours, boots, price in rows:
+        boot_hours = int(partitions) * boot_min / 60
+        host_hours = records / rate / 3_600 + boot_hours
+        assert (hours, boots, price) == (f"{host_hours:.1f}", f"{boot_hours:.1f}", f"{100 * host_hours:,.0f}")

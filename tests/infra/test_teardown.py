@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -10,7 +11,7 @@ import sys
 from pathlib import Path
 
 import boto3
-import jmespath
+import jmespath  # type: ignore[import-untyped]
 import pytest
 from botocore.exceptions import ClientError
 
@@ -42,10 +43,12 @@ def test_a_bucket_with_versions_can_be_deleted_once_it_is_emptied(
     client = boto3.client("s3")
     client.put_object(Bucket=s3_bucket, Key="in/before-versions.jsonl", Body=b"1")
     client.put_bucket_versioning(Bucket=s3_bucket, VersioningConfiguration={"Status": "Enabled"})
-    for body in (b"1", b"2"):
-        client.put_object(Bucket=s3_bucket, Key="runs/r1/run.json", Body=body)
-    for key in ("in/before-versions.jsonl", "runs/r1/run.json", "runs/never-there.json"):
-        client.delete_object(Bucket=s3_bucket, Key=key)
+    keys = [f"runs/r1/{number}" for number in range(500)]
+    for key in keys:
+        client.put_object(Bucket=s3_bucket, Key=key, Body=b"1")
+    # With their markers more than S3 lists at once.
+    gone = [*keys, "in/before-versions.jsonl", "runs/never-there.json"]
+    client.delete_objects(Bucket=s3_bucket, Delete={"Objects": [{"Key": key} for key in gone]})
     assert "Contents" not in client.list_objects_v2(Bucket=s3_bucket)
     with pytest.raises(ClientError, match="BucketNotEmpty"):
         client.delete_bucket(Bucket=s3_bucket)
@@ -65,6 +68,18 @@ def test_a_bucket_without_versions_can_be_deleted_once_it_is_emptied(
     run(command("BucketName").replace("BucketName", s3_bucket), aws_environment)
 
     client.delete_bucket(Bucket=s3_bucket)
+
+
+def test_emptying_ends_where_nothing_may_be_removed(s3_bucket: str, aws_environment: dict[str, str]) -> None:
+    client = boto3.client("s3")
+    client.put_object(Bucket=s3_bucket, Key="runs/r1/run.json", Body=b"1")
+    deny = {"Effect": "Deny", "Principal": "*", "Action": "s3:DeleteObject*", "Resource": f"arn:aws:s3:::{s3_bucket}/*"}
+    policy = {"Version": "2012-10-17", "Statement": [deny]}
+    client.put_bucket_policy(Bucket=s3_bucket, Policy=json.dumps(policy))
+
+    run(command("BucketName").replace("BucketName", s3_bucket), aws_environment)
+
+    assert [found["Key"] for found in client.list_objects_v2(Bucket=s3_bucket)["Contents"]] == ["runs/r1/run.json"]
 
 
 def test_the_stacks_job_definitions_are_deregistered_and_those_of_a_stack_whose_name_begins_alike_are_not(
