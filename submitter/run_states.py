@@ -54,6 +54,8 @@ class RunStates:
 
     counts: Counter[State] = field(default_factory=Counter)
     failed: list[FailedChild] = field(default_factory=list)
+    in_hand: list[tuple[RunJob, frozenset[int]]] = field(default_factory=list)
+    """Jobs that go on, with the partitions they have in hand."""
     runnable: list[tuple[RunJob, int]] = field(default_factory=list)
     """Jobs with RUNNABLE children, and with how many."""
     depends_on: list[str] = field(default_factory=list)
@@ -164,6 +166,7 @@ def _count_job(found: RunStates, share: _Share, job: RunJob) -> None:
     found.failed += failed
     if in_hand.total():
         _active(found, share.known)
+        found.in_hand.append((job, frozenset(share.partitions - {child.partition_index for child in failed})))
     if in_hand["runnable"]:
         found.runnable.append((job, in_hand["runnable"]))
     if in_hand["waiting"]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
+from submitter.attempts_under_way import UnderWay, attempts_under_way
 from submitter.batch_records import Known, Patience, Records
 from submitter.failures import Failure, failures_of
 from submitter.local_states import LocalStates, local_states_of
@@ -55,6 +56,7 @@ class Status:
     left_s: float | None
     """Seconds until all is done if it goes on like this; None: not going on, or no pace yet."""
     waits: tuple[QueueWait, ...]
+    under_way: UnderWay
     failures: tuple[Failure, ...]
     notes: tuple[str, ...]
 
@@ -128,6 +130,7 @@ class Status:
                 "attempt_count": account.attempt_count,
                 "cut_short": dict(account.cut_short),
             },
+            "under_way": self.under_way.to_dict(),
             "waits": [
                 {**wait.to_dict(), "since": None if wait.since_s is None else _timestamp(wait.since_s)}
                 for wait in self.waits
@@ -185,6 +188,7 @@ class Watched:
             pace=pace,
             left_s=self._left_s(outputs, states, local, pace) if outcome == "going_on" else None,
             waits=tuple(queue_waits(states.runnable, notes.append)),
+            under_way=_under_way(states, notes.append),
             failures=tuple(self._failures(states, local, notes.append)),
             notes=tuple(dict.fromkeys(notes)),
         )
@@ -264,6 +268,14 @@ class Watched:
         if pace is None or not pace.weight_per_s:
             return None
         return sum(partition.weight for partition in left) * share / pace.weight_per_s
+
+
+def _under_way(states: RunStates, note: Callable[[str], None]) -> UnderWay:
+    try:
+        return attempts_under_way(states.in_hand)
+    except (BatchError, ConfigError) as error:
+        note(error.message)
+        return UnderWay()
 
 
 def is_told_by_workers(local: LocalStates, pace: Pace | None) -> bool:

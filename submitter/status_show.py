@@ -115,14 +115,18 @@ def _time_left(status: Status) -> list[str]:
 
 
 def _attempts(status: Status) -> list[str]:
-    account = status.account
-    if not account.manifest_count:
-        return []
-    cut_short = account.cut_short.total()
-    line = f"{account.attempt_count:,} for {count(account.manifest_count, 'partition')} that are done"
-    if cut_short:
-        line += f"; {cut_short:,} cut short: {kinds_of_errors(account.cut_short)}"
-    return [line]
+    account, under_way, lines = status.account, status.under_way, []
+    if account.manifest_count:
+        line = f"{account.attempt_count:,} for {count(account.manifest_count, 'partition')} that are done"
+        if cut_short := account.cut_short.total():
+            line += f"; {cut_short:,} cut short: {kinds_of_errors(account.cut_short)}"
+        lines.append(line)
+    if under_way.interrupted_count:
+        lines.append(
+            f"{under_way.interrupted_count:,} of {count(under_way.partition_count, 'partition')} under way that were looked "
+            f"at had an attempt end: {kinds_of_errors(under_way.cut_short)}"
+        )
+    return lines
 
 
 def _waiting(status: Status) -> list[str]:

@@ -87,7 +87,7 @@ def test_the_calls_do_not_grow_with_the_run(setting: Setting) -> None:
 
     assert counts(status) == {"done": 300, "running": 100, "runnable": 300, "failed": 200}
     assert setting.fake.calls == {
-        "describejobs": 2,  # the array, and a hundred of what failed in it
+        "describejobs": 3,  # the array, a hundred of what failed in it, and a hundred of what is in hand
         "listjobs": 2,  # what failed, and one that waits
         "describejobqueues": 1,
         "describecomputeenvironments": 1,
@@ -95,7 +95,7 @@ def test_the_calls_do_not_grow_with_the_run(setting: Setting) -> None:
     }
 
 
-def test_a_run_whose_children_run_costs_one_call(setting: Setting) -> None:
+def test_a_run_whose_children_run_costs_two_calls(setting: Setting) -> None:
     planned(setting, 100)
     setting.submit(100)
     setting.fake.set_children(setting.fake.jobs[0], ["RUNNING"] * 100)
@@ -103,7 +103,36 @@ def test_a_run_whose_children_run_costs_one_call(setting: Setting) -> None:
 
     look(setting)
 
-    assert setting.fake.calls == {"describejobs": 1}
+    assert setting.fake.calls == {"describejobs": 2}  # the array, and a hundred of its children
+
+
+def test_interruptions_of_partitions_under_way_are_told_from_a_hundred_of_them(setting: Setting) -> None:
+    planned(setting, 300, done=[0])
+    setting.submit(300)
+    (job,) = setting.fake.jobs
+    setting.fake.set_children(job, ["SUCCEEDED", *["RUNNABLE"] * 149, *["RUNNING"] * 150])
+    lost = new_attempt(status_reason="Host EC2 (instance i-0123456789abcdef0) terminated.")
+    for index in range(300):
+        setting.fake.set_child(job, index, attempts=[lost, new_attempt(exit_code=75)] if index % 2 else [])
+
+    status = look(setting)
+
+    found = status.under_way
+    assert found.partition_count == 100
+    assert 25 <= found.interrupted_count <= 75
+    assert found.cut_short.total() == 2 * found.interrupted_count
+    assert len(found.cut_short) == 2
+    assert any("under way that were looked at had an attempt end" in line for line in status_lines(status))
+
+
+def test_a_plain_job_tells_its_interruptions(setting: Setting) -> None:
+    planned(setting, 1)
+    setting.submit(1)
+    setting.fake.set_child(setting.fake.jobs[0], None, status="RUNNING", attempts=[new_attempt(exit_code=75)])
+
+    found = look(setting).under_way
+
+    assert (found.partition_count, found.interrupted_count) == (1, 1)
 
 
 def test_a_failed_child_whose_partition_is_done_is_no_failure(setting: Setting) -> None:
