@@ -25,7 +25,7 @@ TAG ?= $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml)
 STACK ?= llm-array
 PARAMETERS ?=
 
-.PHONY: help demo test check lint types format bench soak image push image-test template deploy clean
+.PHONY: help demo test check lint types format bench soak repository image push image-test template deploy clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -64,15 +64,18 @@ bench: .venv/dev.stamp ## the figures in README
 soak: .venv/dev.stamp ## kill workers and engines for SOAK_S seconds (default 3600), from SOAK_SEED
 	.venv/bin/python -m tests.storm
 
-image: ## the worker's image, as IMAGE; ENGINE=cpu for one without GPUs
+# Before an hour of building.
+repository:
+	@case "$(REPOSITORY)" in *.dkr.ecr.*/*) ;; *) echo 'make: REPOSITORY=ACCOUNT.dkr.ecr.REGION.amazonaws.com/NAME is needed'; exit 1 ;; esac
+
+image: $(if $(filter push,$(MAKECMDGOALS)),repository) ## the worker's image, as IMAGE; ENGINE=cpu for one without GPUs
 	@[ -n "$(BUILDER)" ] || { echo 'make: neither docker nor podman nor buildah answers here'; exit 1; }
 	$(BUILDER) $(if $(filter buildah,$(BUILDER)),bud,build) --platform $(PLATFORM) --tag $(IMAGE) --build-arg ENGINE=$(ENGINE) \
 	  $(if $(BASE_IMAGE),--build-arg BASE_IMAGE=$(BASE_IMAGE)) $(if $(VLLM_DIGEST),--build-arg VLLM_DIGEST=$(VLLM_DIGEST)) \
 	  $(if $(TORCH_ARGS),--build-arg TORCH_ARGS='$(TORCH_ARGS)') --build-arg REVISION=$(REVISION) $(BUILD_ARGS) .
 
-push: ## IMAGE to the ECR repository REPOSITORY, as TAG (this version, unless given)
+push: repository ## IMAGE to the ECR repository REPOSITORY, as TAG (this version, unless given)
 	@[ -n "$(BUILDER)" ] || { echo 'make: neither docker nor podman nor buildah answers here'; exit 1; }
-	@case "$(REPOSITORY)" in *.dkr.ecr.*/*) ;; *) echo 'make: REPOSITORY=ACCOUNT.dkr.ecr.REGION.amazonaws.com/NAME is needed'; exit 1 ;; esac
 	@# Through a pipe: the password is in no argument and on no screen.
 	aws ecr get-login-password --region $(word 4,$(subst ., ,$(REPOSITORY))) | \
 	  $(BUILDER) login --username AWS --password-stdin $(firstword $(subst /, ,$(REPOSITORY)))
@@ -88,13 +91,13 @@ template: .venv/template.stamp ## the CloudFormation template of infra/, as buil
 deploy: template ## make or update the stack STACK on AWS; PARAMETERS="HostKind=8gpu-p5 …"
 	@# An account that has never had a Spot host lacks the role for them.
 	@aws iam get-role --role-name AWSServiceRoleForEC2Spot >/dev/null 2>&1 || \
-	  aws iam create-service-linked-role --aws-service-name spot.amazonaws.com
+	  aws iam create-service-linked-role --aws-service-name spot.amazonaws.com >/dev/null
 	aws cloudformation deploy --stack-name $(STACK) --template-file build/llm-array.template.json --capabilities CAPABILITY_IAM \
 	  --no-fail-on-empty-changeset $(if $(PARAMETERS),--parameter-overrides $(PARAMETERS))
 	@aws cloudformation describe-stacks --stack-name $(STACK) --query 'Stacks[0].Outputs[].[OutputKey,OutputValue]' --output text
 
 clean: ## remove what the targets made
-	rm -rf .venv models runs build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv models runs/demo build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || \

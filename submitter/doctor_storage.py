@@ -71,7 +71,8 @@ def check_access(run_uri: str, report: Report, *, aws: Aws | None = None) -> Non
     if not problems:
         done = "a conditional write, a second one that is refused, a read, a list and a delete work"
         left = (aws and _kept_version(aws, probe)) or "nothing is left behind"
-        report(Check(name="access", status="ok", found=f"below {run_uri} {done}; {left}"))
+        whose = " with your credentials, which are not the workers'" if aws else ""
+        report(Check(name="access", status="ok", found=f"below {run_uri} {done}{whose}; {left}"))
 
 
 def _listed(probe: str) -> str:

@@ -131,6 +131,6 @@ def _error_for(what: str, content: Content, revision: str | None, error: HubErro
             return ConfigError(f"{what}: the hub refuses ({error.detail})", hint="is HF_TOKEN right?")
         case "silent":
             return StorageError(
-                f"{what}: no answer from the hub ({error.detail})",
+                f"{what}: no answer from the hub ({error.detail}), and there is no such folder here",
                 hint=None if content == "adapter" else _PIN_HINT,
             )

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from submitter.batch_options import batch_options
 from tests.batch_runs import record
 from tests.batch_setting import DEFINITION, Setting, add_ecs_definition
 from tests.big_run import write_big_run
@@ -44,34 +45,37 @@ def accept(place: Setting, requests: list[Json]) -> None:
     assert [job["request"] for job in place.fake.jobs] == requests
 
 
-@pytest.mark.parametrize(
-    ("options", "shown"),
-    [
-        ((), {"jobQueue": "gpu", "jobDefinition": f"{DEFINITION}:1", "arrayProperties": {"size": 3}}),
-        (("--partitions", "1"), {"arrayProperties": None}),
-        (("--queue", f"{ARN}:job-queue/gpu"), {"jobQueue": f"{ARN}:job-queue/gpu"}),
-        (("--job-definition", f"{DEFINITION}:1"), {"jobDefinition": f"{DEFINITION}:1"}),
-        (
-            ("--job-definition", f"{ARN}:job-definition/{DEFINITION}:1"),
-            {"jobDefinition": f"{ARN}:job-definition/{DEFINITION}:1"},
-        ),
-        (("--job-definition", "ecs"), {"containerOverrides": None, "jobDefinition": "ecs:1"}),
-        (("--queue", "shared", "--share", "teamA"), {"shareIdentifier": "teamA", "schedulingPriorityOverride": None}),
-        (
-            ("--queue", "shared", "--share", "teamA", "--priority", "9999"),
-            {"shareIdentifier": "teamA", "schedulingPriorityOverride": 9999},
-        ),
-        (("--timeout", "60"), {"timeout": {"attemptDurationSeconds": 60}}),
-        (("--attempts", "10"), {"retryStrategy.attempts": 10}),
-        (
-            ("--attempts", "1", "--timeout", "86400"),
-            {"retryStrategy.attempts": 1, "timeout.attemptDurationSeconds": 86400},
-        ),
-        (("--tag", "team=Überwachung", "--tag", "cost centre=4 2/7"), {"tags.team": "Überwachung"}),
-        (("--env", "LLM_ARRAY_HANG_TIMEOUT_S=600", "--env", "A="), {"containerOverrides": ...}),
-        (("--engine-arg", "max_model_len=9", "--sampling", "max_tokens=2", "--compress", "zst"), {"jobQueue": "gpu"}),
-    ],
-)
+OPTIONS: list[tuple[tuple[str, ...], Json]] = [
+    ((), {"jobQueue": "gpu", "jobDefinition": f"{DEFINITION}:1", "arrayProperties": {"size": 3}}),
+    (("--partitions", "1"), {"arrayProperties": None}),
+    (("--queue", f"{ARN}:job-queue/gpu"), {"jobQueue": f"{ARN}:job-queue/gpu"}),
+    (("--job-definition", f"{DEFINITION}:1"), {"jobDefinition": f"{DEFINITION}:1"}),
+    (
+        ("--job-definition", f"{ARN}:job-definition/{DEFINITION}:1"),
+        {"jobDefinition": f"{ARN}:job-definition/{DEFINITION}:1"},
+    ),
+    (("--job-definition", "ecs"), {"containerOverrides": None, "jobDefinition": "ecs:1"}),
+    (("--queue", "shared", "--share", "teamA"), {"shareIdentifier": "teamA", "schedulingPriorityOverride": None}),
+    (
+        ("--queue", "shared", "--share", "teamA", "--priority", "9999"),
+        {"shareIdentifier": "teamA", "schedulingPriorityOverride": 9999},
+    ),
+    (("--timeout", "60"), {"timeout": {"attemptDurationSeconds": 60}}),
+    (("--attempts", "10"), {"retryStrategy.attempts": 10}),
+    (
+        ("--attempts", "1", "--timeout", "86400"),
+        {"retryStrategy.attempts": 1, "timeout.attemptDurationSeconds": 86400},
+    ),
+    (("--tag", "team=Überwachung", "--tag", "cost centre=4 2/7"), {"tags.team": "Überwachung"}),
+    (("--env", "LLM_ARRAY_HANG_TIMEOUT_S=600", "--env", "A="), {"containerOverrides": ...}),
+    (("--engine-arg", "max_model_len=9", "--sampling", "max_tokens=2", "--compress", "zst"), {"jobQueue": "gpu"}),
+    (("--fallback-queue", "shared", "--fallback-after", "1", "--share", "teamA"), {"jobQueue": "gpu"}),
+    (("--wait", "--wait-every", "5"), {"jobQueue": "gpu"}),
+]
+"""Options of AWS Batch's, and what they make of a request of three partitions."""
+
+
+@pytest.mark.parametrize(("options", "shown"), OPTIONS)
 def test_every_option_makes_a_request_that_batch_takes(place: Setting, options: tuple[str, ...], shown: Json) -> None:
     """An option given twice counts as it is given last."""
     given = ("--queue", "gpu", "--job-definition", DEFINITION, "--partitions", "3", *options)
@@ -85,6 +89,14 @@ def test_every_option_makes_a_request_that_batch_takes(place: Setting, options: 
             found = found.get(name) if found else None
         assert (found is not None) if value is ... else found == value, path
     accept(place, requests)
+
+
+def test_no_option_of_aws_batch_is_left_out_above() -> None:
+    tried = {word for options, _ in OPTIONS for word in options}
+
+    there = {option for one in batch_options(lambda: None).__click_params__ for option in one.opts}
+
+    assert there - tried == {"--dry-run"}
 
 
 def test_variables_reach_the_container_that_runs_the_worker(place: Setting) -> None:

@@ -63,7 +63,13 @@ def test_local_runs_are_absolute_paths(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize(
     ("uri", "said"),
-    [("", "it is empty"), ("s3://", "no bucket"), ("s3:///key", "no bucket"), ("gs://b/k", "unknown scheme")],
+    [
+        ("", "it is empty"),
+        ("s3://", "no bucket"),
+        ("s3:///key", "no bucket"),
+        ("gs://b/k", "unknown scheme"),
+        ("s3:/b/k", "too few slashes"),
+    ],
 )
 def test_a_uri_that_cannot_be_one_is_refused(uri: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):

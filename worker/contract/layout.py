@@ -28,6 +28,8 @@ def normalize_uri(uri: str) -> str:
         if not bucket:
             raise UsageError(f"read URI {uri!r}: no bucket (expected s3://bucket/key)")
         return f"s3://{bucket}/{key.rstrip('/')}".rstrip("/")
+    if re.match(r"s3:/?[^/]", uri, re.IGNORECASE):
+        raise UsageError(f"read URI {uri!r}: it has too few slashes (expected s3://bucket/key)")
     if uri.startswith("file://"):
         uri = uri[len("file://") :]
     elif re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", uri):
