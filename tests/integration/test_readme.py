@@ -55,8 +55,7 @@ def test_a_command_for_aws_batch_submits_an_array(
     bucket.create()
     bucket.objects.delete()
     bucket.put_object(Key="in/a.jsonl", Body=b'{"prompt":"p"}\n' * 1_200)
-    setting.fake.add_queue("gpu-spot", ["p5en.48xlarge"])
-    setting.fake.definitions += [{**setting.fake.definitions[0], "jobDefinitionName": "vllm-8gpu"}]
+    setting.fake.add_queue("llm-array-spot", ["p5en.48xlarge"])
     (settings,) = re.findall(r"```toml\n(.+?)```", README, re.DOTALL)
     (tmp_path / "submit.toml").write_text(settings)
     variables = dict(word.split("=", 1) for word in shlex.split(command) if re.match(r"[A-Z_]+=", word))
@@ -80,8 +79,7 @@ def test_a_command_for_aws_batch_submits_an_array(
 def test_the_commands_for_a_run_that_is_there_tell_their_story(
     setting: Setting, s3_bucket: str, aws_environment: dict[str, str], tmp_path: Path
 ) -> None:
-    setting.fake.add_queue("gpu-spot", ["p5en.48xlarge"])
-    setting.fake.definitions += [{**setting.fake.definitions[0], "jobDefinitionName": "vllm-8gpu"}]
+    setting.fake.add_queue("llm-array-spot", ["p5en.48xlarge"])
     boto3.resource("s3").Bucket(s3_bucket).put_object(Key="in/a.jsonl", Body=b'{"prompt":"p"}\n' * 12)
 
     def run(command: str) -> tuple[int, str]:
@@ -97,9 +95,9 @@ def test_the_commands_for_a_run_that_is_there_tell_their_story(
         assert done.stdout, done.stderr
         return done.returncode, orjson.loads(done.stdout).get("outcome", "")
 
-    batch = "--queue gpu-spot --job-definition vllm-8gpu"
+    batch = "--queue llm-array-spot --job-definition llm-array-8gpu-p5"
     run(f"submit s3://bucket/in/ --run s3://bucket/runs/r1 --model m --partitions 3 {batch}")
-    merge, status, cancel, resume, verify, retry, resume_again = LATER
+    status, cancel, resume, verify, retry, resume_again, merge = LATER
 
     assert run(status) == (0, "going_on")
     assert run(cancel) == (0, "terminated")
@@ -108,9 +106,9 @@ def test_the_commands_for_a_run_that_is_there_tell_their_story(
     plan = decode(open_store(uri).read(f"{uri}/run.json"), Plan, uri)
     finish(uri, plan, lambda _record: "engine.engine_killer")
     assert run(verify) == (0, "verified")
-    assert run(merge) == (0, "merged")
     assert run(retry) == (0, "planned")
     assert run(resume_again) == (0, "submitted")
+    assert run(merge) == (0, "merged")
 
 
 def test_the_exit_codes_are_the_products() -> None:
