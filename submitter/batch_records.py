@@ -11,11 +11,10 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 
 from submitter.batch_client import CALL_S
 from worker.contract.errors import StorageError
-from worker.contract.formats import decode, encode
+from worker.contract.formats import decode, encode, seconds_of, timestamp_of
 from worker.contract.layout import RunLayout, submission_id_of
 from worker.contract.store import NotFoundError, Store
 from worker.contract.submission import Claim, Submission, Submitted
@@ -84,8 +83,7 @@ class Records:
     """This submitter, in the metadata of what it creates."""
 
     def timestamp(self) -> str:
-        moment = datetime.fromtimestamp(self.patience.now(), UTC)
-        return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        return timestamp_of(self.patience.now())
 
     def ids(self) -> list[str]:
         """Of all submissions, local ones included, which count up together and without gaps."""
@@ -115,7 +113,7 @@ class Records:
         uri = self.layout.submission(submission.submission_id)
         if not self.store.create(uri, encode(submission), self.owner):
             return None
-        return Hold(records=self, submission=submission, number=1, claimed_at_s=_seconds(submission.created_at))
+        return Hold(records=self, submission=submission, number=1, claimed_at_s=seconds_of(submission.created_at))
 
     def record(self, submitted: Submitted) -> Submitted:
         """Write Batch's answer; gives what is recorded, which is another submitter's if that was faster."""
@@ -155,7 +153,7 @@ class Records:
         since = known.claims[-1].claimed_at if known.claims else known.submission.created_at
         now = self.patience.now()
         # A clock that is ahead must not make us wait longer than a whole claim.
-        until = min(_seconds(since), now) + self.patience.hold_s + self.patience.skew_s
+        until = min(seconds_of(since), now) + self.patience.hold_s + self.patience.skew_s
         if until > now:
             notify(
                 f"submission {known.submission_id} has no job yet: another submitter is at it, or died at it; "
@@ -208,7 +206,3 @@ class Hold:
 
 def id_after(ids: Sequence[str]) -> str:
     return f"{max(map(int, ids), default=0) + 1:04d}"
-
-
-def _seconds(timestamp: str) -> float:
-    return datetime.fromisoformat(timestamp).timestamp()

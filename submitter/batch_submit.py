@@ -6,13 +6,13 @@ import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 from submitter.batch_client import Batch, NotSubmittedError, UnknownOutcomeError
 from submitter.batch_records import Hold, Known, LostClaimError, Records
 from submitter.batch_request import Targets, submit_request
 from worker.contract.errors import ArrayError, BatchError, ConfigError
+from worker.contract.formats import seconds_of
 from worker.contract.logs import log_event
 from worker.contract.plan import Plan
 from worker.contract.submission import Submission, Submitted
@@ -133,7 +133,7 @@ class Submitter:
         return self._record(known, first, "recovered", warnings)
 
     def _jobs_of(self, known: Known) -> list[dict[str, Any]]:
-        oldest = datetime.fromisoformat(known.submission.created_at).timestamp() - CLOCK_MARGIN_S
+        oldest = seconds_of(known.submission.created_at) - CLOCK_MARGIN_S
         return [
             job
             for queue in known.queues(self._queue(known))

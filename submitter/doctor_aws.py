@@ -15,7 +15,7 @@ from submitter.batch_retry import retry_rules, retry_warnings
 from submitter.batch_shapes import containers_of, requirements_of
 from submitter.doctor_check import Aws, Check, RefusedError, Report, Status, asked, report_problem
 from submitter.job_attempts import DEFAULT_LOG_GROUP
-from submitter.limits import names_a_secret
+from submitter.limits import check_queue, names_a_secret
 from submitter.quotas import Need, needs_of
 from worker.contract.errors import ArrayError
 
@@ -99,6 +99,7 @@ def _not_named(name: str, option: str) -> Check:
 
 
 def _check_queue(batch: Batch, name: str, report: Report) -> list[dict[str, Any]]:
+    check_queue(name)
     if name.startswith("arn:") and name.split(":")[3] != batch.region:
         found = f"{name} is in another region than {batch.region}"
         report(Check(name="queue", status="failed", found=found, advice=f"set AWS_REGION={name.split(':')[3]}"))

@@ -46,7 +46,7 @@ _TEXT_PATTERN = re.compile(r"[A-Za-z0-9.:\s]*\*?", re.ASCII)
 _EXIT_CODE_PATTERN = re.compile(r"[0-9]*\*?")
 _TAG_PUNCTUATION = "_.:/=+-@"
 _SECRET_NAME = re.compile(
-    r"(?:.*_)?(?:TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|API_?KEY|ACCESS_KEY|PRIVATE_KEY|SECRET_KEY)"
+    r"(?:\w*(?:TOKEN|SECRETS?|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|API_?KEY)|TOKENS|(?:\w+_)(?:KEY|PASS|PAT))(?:_?\d+)?"
     r"|AWS_BEARER_TOKEN_\w+",
     re.IGNORECASE,
 )

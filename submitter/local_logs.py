@@ -87,9 +87,9 @@ def last_words(path: Path) -> LastWords:
     return LastWords(
         has_begun=any(fields["event"] in ("engine.ready", "partition.progress") for fields in events),
         failure=last if last.get("event") == "worker.failed" else None,
-        done_count=int(loaded[-1].get("done_count", 0)) if loaded else 0,
+        done_count=int(_number(loaded[-1], "done_count")) if loaded else 0,
         records_per_s=_records_per_s(progress),
-        output_tokens_per_s=float(progress[-1].get("output_tokens_per_s", 0.0)) if progress else 0.0,
+        output_tokens_per_s=_number(progress[-1], "output_tokens_per_s") if progress else 0.0,
         at_s=_moment(last) if last else path.stat().st_mtime,
     )
 
@@ -98,8 +98,13 @@ def _records_per_s(progress: list[dict[str, Any]]) -> float:
     if len(progress) < 2:
         return 0.0
     first, last = progress[0], progress[-1]
-    done_count = int(last["done_count"]) - int(first["done_count"])
+    done_count = _number(last, "done_count") - _number(first, "done_count")
     return max(0, done_count) / max(1e-3, _moment(last) - _moment(first))
+
+
+def _number(fields: Mapping[str, Any], name: str) -> float:
+    found = fields.get(name)
+    return float(found) if isinstance(found, int | float) else 0.0
 
 
 def _moment(fields: Mapping[str, Any]) -> float:
@@ -124,5 +129,9 @@ def event_of(line: bytes) -> dict[str, Any] | None:
         fields = orjson.loads(line)
     except orjson.JSONDecodeError:
         return None
-    is_ours = isinstance(fields.get("event"), str) and isinstance(fields.get("ts"), str)
-    return fields if is_ours else None
+    try:
+        # Lines of other libraries may look alike.
+        datetime.fromisoformat(fields["ts"])
+    except (KeyError, TypeError, ValueError):
+        return None
+    return fields if isinstance(fields.get("event"), str) else None

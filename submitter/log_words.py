@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from submitter.output import kinds_of_errors
+from submitter.output import kinds_of_errors, one_line
 
 Fields = Mapping[str, Any]
 
@@ -33,6 +33,7 @@ _WORDS = {
     "spot.rebalance_recommended": "this Spot host is at a higher risk of being taken back",
     "retry.scheduled": "{operation}: {caused_by}, once more in {wait_s} s",
 }
+_NOTHING_SAVED = "no more results to save: it is saved how this attempt ends"
 _OF_EVERY_LINE = {"ts", "level", "event", "run_id", "run_uri", "partition_index", "attempt", "job_id", "_aws"}
 _LONG_FIELDS = {"resolved", "traceback", "earlier_attempts"}
 """What `--json` shows."""
@@ -42,7 +43,7 @@ _MARKS = {"warning": "warning: ", "error": "error: "}
 def in_words(fields: Fields) -> str:
     """`20:43:12 engine 0 is ready after 34 s`, in the time of this machine."""
     moment = datetime.fromisoformat(fields["ts"]).astimezone().strftime("%H:%M:%S")
-    return f"{moment} {_MARKS.get(str(fields.get('level')), '')}{_words(fields)}"
+    return one_line(f"{moment} {_MARKS.get(str(fields.get('level')), '')}{_words(fields)}")
 
 
 def _words(fields: Fields) -> str:
@@ -54,6 +55,8 @@ def _words(fields: Fields) -> str:
         "error_counts": f" ({kinds_of_errors(kinds)})" if kinds else "",
     }
     try:
+        if fields["event"] == "checkpoint.saved" and not fields["record_count"]:
+            return _NOTHING_SAVED
         return _WORDS[fields["event"]].format_map(shown)
     except (KeyError, TypeError, ValueError):
         # Not among them, or of another version than this one.

@@ -12,7 +12,7 @@ from submitter.batch_records import Known, Patience, Records
 from submitter.local_logs import event_of
 from submitter.log_sources import BatchLog, LocalLog, Log, NoLogYetError
 from submitter.log_words import in_words
-from submitter.output import Output
+from submitter.output import Output, one_line
 from submitter.planned_run import PlannedRun
 from worker.contract.errors import ExitCode, UsageError
 
@@ -122,4 +122,4 @@ class _Lines:
             if self._output.is_for_programs:
                 self._output.raw(line if event else orjson.dumps({"event": "engine.output", "text": line}).decode())
             else:
-                self._output.say(in_words(event) if event else line)
+                self._output.say(in_words(event) if event else one_line(line))

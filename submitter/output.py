@@ -17,6 +17,18 @@ import orjson
 
 from worker.contract.errors import ArrayError, ExitCode, StorageError
 
+_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+
+
+def printable(text: str) -> str:
+    """Text that moves no cursor and sets no title: logs and reasons of others may hold what a terminal obeys."""
+    return text.translate(_CONTROLS)
+
+
+def one_line(text: str) -> str:
+    """The same, without ends of lines: nobody's text can pass for a line of ours."""
+    return printable(" ".join(text.splitlines()))
+
 
 @contextmanager
 def reported_errors(*, as_json: bool) -> Iterator[None]:
@@ -28,7 +40,7 @@ def reported_errors(*, as_json: bool) -> Iterator[None]:
             sys.stderr.write(orjson.dumps({"error": error.to_dict()}).decode() + "\n")
         else:
             hint = f"\n  hint: {error.hint}" if error.hint else ""
-            click.echo(f"error: {error.message}{hint}", err=True)
+            click.echo(printable(f"error: {error.message}{hint}"), err=True)
         raise SystemExit(int(error.exit_code)) from error
     except OSError as error:
         # Whatever is not storage's own: a full disk under a log, a folder that vanished.
@@ -46,7 +58,7 @@ def reported_errors(*, as_json: bool) -> Iterator[None]:
 class _EventFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         fields = getattr(record, "fields", {})
-        return " ".join([f"{record.getMessage()}:", *(f"{name}={value}" for name, value in fields.items())])
+        return one_line(" ".join([f"{record.getMessage()}:", *(f"{name}={value}" for name, value in fields.items())]))
 
 
 def show_events() -> None:
@@ -76,7 +88,7 @@ class Output:
             click.echo(orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS))
         else:
             for line in lines:
-                click.echo(line)
+                click.echo(printable(line))
 
     def entry(self, document: dict[str, Any]) -> None:
         """One of the documents of a command that gives many: a line of JSON, out at once."""
@@ -89,12 +101,12 @@ class Output:
     def note(self, text: str) -> None:
         """Something to know that is no error."""
         self._notes.append(text)
-        click.echo(f"note: {text}", err=True)
+        click.echo(printable(f"note: {text}"), err=True)
 
     def say(self, line: str) -> None:
         """A line for people before the command has ended; with `--json` the document says it in the end."""
         if not self._as_json:
-            click.echo(line)
+            click.echo(printable(line))
 
 
 def count(number: int, thing: str) -> str:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 from submitter.batch_client import Batch, open_batch
 from submitter.batch_records import Known, Records
 from submitter.job_attempts import attempts_of
+from worker.contract.formats import seconds_of
 
 if TYPE_CHECKING:
     from mypy_boto3_batch.literals import JobStatusType
@@ -63,7 +63,7 @@ def _look_up(batch: Batch, submissions: Sequence[Known], now_s: float) -> Iterat
         job = described.get(submitted.job_id)
         state: JobState = "active"
         if job is None:
-            is_new = now_s - datetime.fromisoformat(submitted.submitted_at).timestamp() < UNLISTED_S
+            is_new = now_s - seconds_of(submitted.submitted_at) < UNLISTED_S
             state = "unlisted" if is_new else "ended"
         elif job["status"] in ENDED:
             state = "ended"

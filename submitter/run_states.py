@@ -10,7 +10,6 @@ from array import array
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Literal, get_args
 
 from submitter.batch_records import Known
@@ -18,6 +17,7 @@ from submitter.failures import FailedChild
 from submitter.output import count
 from submitter.run_jobs import RunJob, failed_children, statuses_of
 from worker.contract.errors import BatchError, ConfigError
+from worker.contract.formats import seconds_of
 
 State = Literal[
     "done",
@@ -194,5 +194,5 @@ def _failed(share: _Share, job: RunJob) -> list[FailedChild]:
 
 
 def _active(found: RunStates, known: Known) -> None:
-    since_s = datetime.fromisoformat(known.submission.created_at).timestamp()
+    since_s = seconds_of(known.submission.created_at)
     found.active_since_s = min(found.active_since_s or since_s, since_s)

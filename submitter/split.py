@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from submitter.model_source import Pins
 
 _RUN_NAME_LENGTH = 40
+_ENGINE_ARG = re.compile(r"[a-z][a-z0-9_]*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +75,13 @@ class SplitRequest:
             )
         if self.answer_key in RESERVED_ANSWER_KEYS or not self.answer_key:
             raise UsageError(f"read answer key {self.answer_key!r}: it is taken (expected a name that no record has)")
+        for name in self.engine_args:
+            if name == "model" or not _ENGINE_ARG.fullmatch(name):
+                meant = "--model" if name == "model" else name.lstrip("-").replace("-", "_")
+                raise UsageError(
+                    f"read engine argument {name!r}: it is none (expected a name of vLLM's EngineArgs, such as max_model_len)",
+                    hint=f"did you mean {meant}?",
+                )
         if "hf_token" in self.engine_args:
             raise UsageError(
                 "read engine argument 'hf_token': it would stand in run.json for all to read",

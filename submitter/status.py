@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 from submitter.attempts_under_way import UnderWay, attempts_under_way
@@ -23,6 +22,8 @@ from submitter.run_jobs import RunJob, look_up_jobs
 from submitter.run_states import IN_HAND, RunStates, states_of
 from submitter.run_times import Commit, Pace, pace_of
 from worker.contract.errors import BatchError, ConfigError, ExitCode
+from worker.contract.formats import seconds_of, timestamp_of
+from worker.contract.submission import Submission
 
 if TYPE_CHECKING:
     from submitter.batch_client import Batch
@@ -43,6 +44,8 @@ class Status:
     looked_at_s: float
     outcome: Outcome
     """`stopped`: partitions are left, and nothing here or on AWS Batch is at them."""
+    last: Submission | None
+    """The run's last submission; None before the first."""
     states: RunStates
     local: LocalStates
     account: Account
@@ -107,7 +110,7 @@ class Status:
         return {
             "run_uri": self.run.layout.run_uri,
             "run_id": plan.run_id,
-            "looked_at": _timestamp(self.looked_at_s),
+            "looked_at": timestamp_of(self.looked_at_s),
             "outcome": self.outcome,
             "partition_count": self.run.partition_count,
             "partitions": self.states.to_dict(),
@@ -132,7 +135,7 @@ class Status:
             },
             "under_way": self.under_way.to_dict(),
             "waits": [
-                {**wait.to_dict(), "since": None if wait.since_s is None else _timestamp(wait.since_s)}
+                {**wait.to_dict(), "since": None if wait.since_s is None else timestamp_of(wait.since_s)}
                 for wait in self.waits
             ],
             "depends_on": self.states.depends_on,
@@ -180,6 +183,7 @@ class Watched:
             run=run,
             looked_at_s=now_s,
             outcome=outcome,
+            last=submissions[-1].submission if submissions else None,
             states=states,
             local=local,
             account=account,
@@ -251,8 +255,8 @@ class Watched:
         """
         since_s = states.active_since_s
         if since_s is None and submissions:
-            since_s = _seconds(submissions[-1].submission.created_at)
-        starts = [_seconds(account.started_at) for account in accounts if account.started_at]
+            since_s = seconds_of(submissions[-1].submission.created_at)
+        starts = [seconds_of(account.started_at) for account in accounts if account.started_at]
         if since_s is None:
             return min([*starts, first_s - 1.0])
         return min((start for start in starts if start >= since_s), default=since_s)
@@ -293,11 +297,3 @@ def _outcome(states: RunStates, local: LocalStates) -> Outcome:
 
 def _in_hand_count(states: RunStates) -> int:
     return sum(states.counts[state] for state in IN_HAND)
-
-
-def _timestamp(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def _seconds(timestamp: str) -> float:
-    return datetime.fromisoformat(timestamp).timestamp()

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from submitter.output import Output
+from submitter.output import Output, one_line
 from submitter.planned_run import PlannedRun
 from submitter.run_jobs import region_of
 from submitter.running import batch_if_allowed, region
@@ -44,7 +44,7 @@ def show_status(request: StatusRequest, output: Output) -> int:
     status = watched.look()
     for note in status.notes:
         output.note(note)
-    output.document(status.to_dict(), status_lines(status))
+    output.document(status.to_dict(), [one_line(line) for line in status_lines(status)])
     return status.exit_code
 
 
@@ -87,7 +87,7 @@ class _Screen:
         bar = ProgressBar(total=max(1, status.run.plan.record_count), completed=status.record_done_count, width=60)
         # The bar does not end its line.
         lines = ["", *status_lines(status), *(f"note: {note}" for note in status.notes)]
-        self._live.update(Group(bar, Text("\n".join(lines))), refresh=True)
+        self._live.update(Group(bar, Text("\n".join(map(one_line, lines)))), refresh=True)
 
 
 class _Lines:

@@ -94,7 +94,8 @@ def test_every_option_makes_a_request_that_batch_takes(place: Setting, options: 
 def test_no_option_of_aws_batch_is_left_out_above() -> None:
     tried = {word for options, _ in OPTIONS for word in options}
 
-    there = {option for one in batch_options(lambda: None).__click_params__ for option in one.opts}
+    command: Any = batch_options(lambda: None)
+    there = {option for one in command.__click_params__ for option in one.opts}
 
     assert there - tried == {"--dry-run"}
 

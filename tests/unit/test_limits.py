@@ -283,6 +283,7 @@ def test_a_legal_run_name_is_kept_in_the_job_name() -> None:
     [
         "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_BEARER_TOKEN_BEDROCK",
         "openai_api_key", "WANDB_APIKEY", "DB_PASSWORD", "TOKEN", "MY_PRIVATE_KEY", "GOOGLE_CREDENTIALS",
+        "HF_TOKEN_2", "HFTOKEN", "OPENAI_KEY", "GITHUB_PAT", "DB_PASS", "PGPASSWORD", "CLIENTSECRET", "TOKENS",
     ],
 )  # fmt: skip
 def test_a_variable_that_looks_like_a_secret_is_refused_and_its_value_not_shown(name: str) -> None:

@@ -94,6 +94,8 @@ def dangers_in(source: str) -> list[str]:
         {"kv_transfer_config": {"kv_connector": "X", "kv_connector_module_path": "evil.connector"}},
         {"kv_transfer_config": {"kv_connector": "X", "kv_connector_module_path": "evil"}},
         {"ec_manager_config": {"encoder_cache_manager_cls": "evil"}},
+        {"structured_outputs_config": {"reasoning_parser_plugin": "/scratch/evil.py"}},
+        {"speculative_config": {"draft": [{"trust_remote_code": True}]}},
         {"speculative_config": {"method": "custom_class", "model": "evil.Proposer"}},
         {"ec_manager_config": {"encoder_cache_manager_cls": "evil.Manager"}},
     ],

@@ -18,6 +18,8 @@ from worker.contract.errors import UsageError
         ({"answer_key": "prompt"}, "answer key 'prompt'", None),
         ({"answer_key": ""}, "answer key ''", None),
         ({"engine_args": {"hf_token": "secret"}}, "'hf_token'", "set HF_TOKEN"),
+        ({"engine_args": {"max-model-len": 5}}, "'max-model-len': it is none", "did you mean max_model_len"),
+        ({"engine_args": {"model": "other"}}, "'model': it is none", "did you mean --model"),
     ],
 )
 def test_a_setting_that_no_worker_could_use_is_refused(fields: dict[str, Any], said: str, hint: str | None) -> None:

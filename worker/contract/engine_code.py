@@ -32,8 +32,9 @@ CODE_ARGS = frozenset(
 
 _UNSET: tuple[Any, ...] = (None, False, "", "auto", [], {})
 _DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
-_MODULE_KEYS = ("module_path", "module", "_cls", "_class")
-"""Endings of what names a module or a class, with or without a dot in it, as `kv_connector_module_path` does."""
+_MODULE_KEYS = ("module_path", "module", "_cls", "_class", "_plugin")
+"""Endings of what names a module, a class or a file of code, with or without a dot in it, as `kv_connector_module_path`
+does."""
 _OPERATOR_LISTS = frozenset({"splitting_ops"})
 """Names of vLLM's own operators look like those of modules."""
 
@@ -70,8 +71,8 @@ def _modules(value: Any) -> Iterator[str]:
         yield value
     elif isinstance(value, dict):
         for name, one in value.items():
-            if name.endswith(_MODULE_KEYS) and isinstance(one, str) and one:
-                yield one
+            if one not in _UNSET and (name in CODE_ARGS or name.endswith(_MODULE_KEYS)):
+                yield name
             elif name not in _OPERATOR_LISTS:
                 yield from _modules(one)
     elif isinstance(value, list):

@@ -73,4 +73,23 @@ class Checksum:
 
 def utc_now() -> str:
     """RFC 3339 in UTC, to the millisecond: the form of every `_at` field."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return timestamp_of(datetime.now(UTC).timestamp())
+
+
+def timestamp_of(seconds: float) -> str:
+    """The same of a moment in seconds since 1970."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def seconds_of(timestamp: str) -> float:
+    """The moment of an `_at` field, in seconds since 1970.
+
+    Raises:
+        InputError: it is none.
+    """
+    try:
+        return datetime.fromisoformat(timestamp).timestamp()
+    except ValueError as error:
+        raise InputError(
+            f"read time {timestamp[:40]!r}: it is none (expected such as 2026-01-31T12:00:00.000Z)"
+        ) from error
