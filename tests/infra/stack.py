@@ -41,6 +41,7 @@ REFERENCES = {
     "LogGroup": "llm-array-log",
     "SpotQueue": f"arn:aws:batch:{REGION}:{ACCOUNT}:job-queue/llm-array-spot",
     "OnDemandQueue": f"arn:aws:batch:{REGION}:{ACCOUNT}:job-queue/llm-array-on-demand",
+    "Topic": f"arn:aws:sns:{REGION}:{ACCOUNT}:llm-array-topic",
 }
 ATTRIBUTES = {
     "Bucket.Arn": "arn:aws:s3:::llm-array-bucket",
@@ -49,7 +50,7 @@ ATTRIBUTES = {
     "LogGroup.Arn": f"arn:aws:logs:{REGION}:{ACCOUNT}:log-group:llm-array-log:*",
     "JobRole.Arn": f"arn:aws:iam::{ACCOUNT}:role/job",
     "ExecutionRole.Arn": f"arn:aws:iam::{ACCOUNT}:role/execution",
-    "LaunchTemplate.LatestVersionNumber": "1",
+    "LaunchTemplate.LatestVersionNumber": "7",
 }
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "And": lambda *conditions: all(conditions),

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from moto.iam.aws_managed_policies import aws_managed_policies_data
 
+from submitter.batch_request import SubmitOptions
 from tests.infra.stack import (
     ACCOUNT,
     ATTRIBUTES,
@@ -50,27 +51,40 @@ each_policy = pytest.mark.parametrize("name", sorted(POLICIES))
 
 
 def test_the_linter_has_nothing_to_say_but_what_is_noted() -> None:
-    found = {
-        (name, finding.issue)
-        for name, policy in POLICIES.items()
-        for finding in parliament.analyze_policy_string(as_json(policy), include_community_auditors=True).findings
+    assert {(name, issue) for name, policy in POLICIES.items() for issue in _issues(policy)} == NOTED
+
+
+def test_the_linter_has_nothing_to_say_of_what_is_attached_to_resources() -> None:
+    stack = Stack(**EVERYTHING)
+    documents = {
+        name: properties["PolicyDocument"]
+        for kind in ("S3::BucketPolicy", "SNS::TopicPolicy")
+        for name, properties in stack.of_type(kind).items()
+    } | {name: _with_resource(role["AssumeRolePolicyDocument"]) for name, role in stack.of_type("IAM::Role").items()}
+
+    # To be taken is what a role is for.
+    assert {(name, issue) for name, policy in documents.items() for issue in _issues(policy)} == {
+        (name, "CREDENTIALS_EXPOSURE") for name in ("JobRole", "ExecutionRole", "InstanceRole")
     }
+    assert {"BucketPolicy", "TopicPolicy"} <= documents.keys()
 
-    assert found == NOTED
 
+@pytest.mark.parametrize(
+    ("changed", "issue"),
+    [
+        ({"Action": "batch:SubmitJobs"}, "UNKNOWN_ACTION"),
+        ({"Resource": "arn:aws:s3:::bucket/*"}, "RESOURCE_MISMATCH"),
+        ({"Principal": {"Services": "events.amazonaws.com"}}, "UNKNOWN_PRINCIPAL"),
+        ({"Condition": {"StringEqual": {"aws:SourceAccount": ACCOUNT}}}, "UNKNOWN_OPERATOR"),
+        ({"Condition": {"StringEquals": {"batch:ResourceTag/llm-array-run": "r1"}}}, "UNKNOWN_CONDITION_FOR_ACTION"),
+    ],
+)
+def test_the_linter_finds_what_is_wrong(changed: dict[str, Any], issue: str) -> None:
+    jobs = f"arn:aws:batch:{REGION}:{ACCOUNT}:job/*"
+    right = {"Effect": "Allow", "Action": "batch:TerminateJob", "Resource": jobs}
 
-def test_the_linter_finds_what_is_wrong() -> None:
-    wrong = {
-        "Version": "2012-10-17",
-        "Statement": [
-            {"Effect": "Allow", "Action": "batch:SubmitJobs", "Resource": "*"},
-            {"Effect": "Allow", "Action": "s3:GetObject", "Resource": "arn:aws:s3:::bucket"},
-        ],
-    }
-
-    issues = {finding.issue for finding in parliament.analyze_policy_string(as_json(wrong)).findings}
-
-    assert issues >= {"UNKNOWN_ACTION"}
+    assert _issues({"Version": "2012-10-17", "Statement": [right]}) == set()
+    assert issue in _issues({"Version": "2012-10-17", "Statement": [right | changed]})
 
 
 @each_policy
@@ -105,7 +119,9 @@ def test_only_tasks_of_this_account_take_the_jobs_roles(role: str) -> None:
     (statement,) = Stack(**EVERYTHING).properties(role)["AssumeRolePolicyDocument"]["Statement"]
 
     assert statement["Principal"] == {"Service": "ecs-tasks.amazonaws.com"}
-    assert statement["Condition"]["StringEquals"] == {"aws:SourceAccount": ACCOUNT}
+    # That the execution role is asked for with the ARN of its source, no page of AWS's says.
+    source = {"ArnLike": {"aws:SourceArn": f"arn:aws:ecs:{REGION}:{ACCOUNT}:*"}} if role == "JobRole" else {}
+    assert statement["Condition"] == {"StringEquals": {"aws:SourceAccount": ACCOUNT}} | source
 
 
 @pytest.mark.parametrize(
@@ -255,6 +271,27 @@ def test_an_operator_uses_the_stacks_definitions_and_those_of_no_stack_whose_nam
 SIBLINGS = ("llm-array-b", "llm-array-cpu", "llm-array-8gpu", "llm-array-8gpu-p5", "llm-arrays")
 
 
+def test_an_operator_ends_jobs_that_have_the_tag_of_every_submission_and_no_others() -> None:
+    (found,) = [found for found in statements(POLICIES["OperatorPolicy"]) if "batch:TerminateJob" in found.actions]
+
+    assert found.actions == ("batch:TerminateJob",)
+    ((operator, condition),) = found.condition.items()
+    ((key, is_missing),) = condition.items()
+    assert (operator, is_missing) == ("Null", "false")
+    assert key.removeprefix("aws:ResourceTag/") in SubmitOptions(job_queue="q", job_definition="d").all_tag_keys()
+    (batch,) = [service for service in _services() if service["prefix"] == "batch"]
+    (job,) = [resource for resource in batch["resources"] if resource["resource"] == "job"]
+    assert "aws:ResourceTag/${TagKey}" in job["condition_keys"]
+
+
+def test_an_operator_tags_jobs_alone_and_those_that_are_only_being_made() -> None:
+    """Those have no tags yet that a condition could ask for."""
+    (found,) = [found for found in statements(POLICIES["OperatorPolicy"]) if "batch:TagResource" in found.actions]
+
+    assert (found.actions, found.condition) == (("batch:TagResource",), {})
+    assert found.resources == (f"arn:aws:batch:{REGION}:{ACCOUNT}:job/*",)
+
+
 def test_an_operator_hands_on_the_stacks_roles_to_tasks_alone() -> None:
     (found,) = [found for found in statements(POLICIES["OperatorPolicy"]) if "iam:PassRole" in found.actions]
 
@@ -269,14 +306,31 @@ def test_an_operator_removes_versions_of_nothing_but_doctors_probes() -> None:
     assert not allows(policy, "s3:DeleteObjectVersion", f"{BUCKET}/runs/r1/outputs/part-00000-of-00001.jsonl")
 
 
-@functools.cache
+def _issues(policy: Mapping[str, Any]) -> set[str]:
+    checked = parliament.analyze_policy_string(as_json(policy), include_community_auditors=True)
+    return {finding.issue for finding in checked.findings}
+
+
+def _with_resource(trust: Mapping[str, Any]) -> dict[str, Any]:
+    """A trust policy as the linter takes it: it knows none without a resource, which is the role itself."""
+    role = f"arn:aws:iam::{ACCOUNT}:role/made-up"
+    return {**trust, "Statement": [statement | {"Resource": role} for statement in trust["Statement"]]}
+
+
 def _service_definitions() -> Mapping[str, set[str]]:
     """For each action of each service the kinds of resources that it can be narrowed to."""
-    text = (importlib.resources.files(parliament) / "iam_definition.json").read_text(encoding="utf-8")
     return {
         f"{service['prefix']}:{action['privilege']}": {
             found["resource_type"] for found in action["resource_types"] if found["resource_type"]
         }
-        for service in json.loads(text)
+        for service in _services()
         for action in service["privileges"]
     }
+
+
+@functools.cache
+def _services() -> list[dict[str, Any]]:
+    """AWS's list of services with their actions, resources and condition keys, as the linter ships it."""
+    text = (importlib.resources.files(parliament) / "iam_definition.json").read_text(encoding="utf-8")
+    found: list[dict[str, Any]] = json.loads(text)
+    return found

@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 
 import boto3
@@ -15,7 +16,7 @@ import jmespath  # type: ignore[import-untyped]
 import pytest
 from botocore.exceptions import ClientError
 
-from tests.infra.stack import Stack
+from tests.infra.stack import Stack, identity_policies
 
 ROOT = Path(__file__).parents[2]
 DEFINITIONS = "arn:aws:batch:us-east-1:123456789012:job-definition"
@@ -31,10 +32,14 @@ esac
 
 def command(words: str) -> str:
     """The one of the section that has these words."""
+    (found,) = [line for line in commands() if words in line]
+    return found
+
+
+def commands() -> list[str]:
     readme = (ROOT / "infra/README.md").read_text(encoding="utf-8")
     section = re.split(r"^## ", readme.partition("## Taking it down")[2], flags=re.MULTILINE)[0]
-    (found,) = [line.strip() for line in section.splitlines() if line.startswith("    ") and words in line]
-    return found
+    return [line.strip() for line in section.splitlines() if line.startswith("    ")]
 
 
 def test_a_bucket_with_versions_can_be_deleted_once_it_is_emptied(
@@ -82,6 +87,46 @@ def test_emptying_ends_where_nothing_may_be_removed(s3_bucket: str, aws_environm
     assert [found["Key"] for found in client.list_objects_v2(Bucket=s3_bucket)["Contents"]] == ["runs/r1/run.json"]
 
 
+def test_the_operators_policy_is_taken_from_everybody_and_people_keep_their_others(
+    aws_environment: dict[str, str],
+) -> None:
+    """IAM deletes no policy that anybody has; moto does."""
+    iam = boto3.client("iam")
+    document = json.dumps(identity_policies(Stack())["OperatorPolicy"])
+    trust = json.dumps(Stack().properties("InstanceRole")["AssumeRolePolicyDocument"])
+    ours, another = (
+        iam.create_policy(PolicyName=f"{name}-{uuid.uuid4().hex}", PolicyDocument=document)["Policy"]["Arn"]
+        for name in ("ours", "another")
+    )
+    group, role, *people = (f"{name}-{uuid.uuid4().hex}" for name in ("group", "role", "ann", "ben"))
+    iam.create_group(GroupName=group)
+    iam.create_role(RoleName=role, AssumeRolePolicyDocument=trust)
+    for arn in (ours, another):
+        iam.attach_group_policy(GroupName=group, PolicyArn=arn)
+        iam.attach_role_policy(RoleName=role, PolicyArn=arn)
+    for person in people:
+        iam.create_user(UserName=person)
+        for arn in (ours, another):
+            iam.attach_user_policy(UserName=person, PolicyArn=arn)
+    assert having(ours) == having(another) == {group, role, *people}
+
+    run(command("OperatorPolicyArn").replace("OperatorPolicyArn", ours), aws_environment)
+
+    assert having(ours) == set()
+    assert having(another) == {group, role, *people}
+
+
+def test_what_holds_the_stack_is_done_before_it_is_deleted() -> None:
+    lines = commands()
+    deleted = [number for number, line in enumerate(lines) if "delete-stack" in line]
+
+    assert [number for number, line in enumerate(lines) if "BucketName" in line or "OperatorPolicyArn" in line] == [
+        0,
+        1,
+    ]
+    assert deleted == [2]
+
+
 def test_the_stacks_job_definitions_are_deregistered_and_those_of_a_stack_whose_name_begins_alike_are_not(
     tmp_path: Path,
 ) -> None:
@@ -110,6 +155,12 @@ def test_what_is_asked_of_the_job_definitions_is_their_arns() -> None:
     answer = {"jobDefinitions": [{"jobDefinitionArn": f"{DEFINITIONS}/llm-array-cpu:1", "revision": 1}]}
 
     assert jmespath.search(words[words.index("--query") + 1], answer) == [f"{DEFINITIONS}/llm-array-cpu:1"]
+
+
+def having(policy_arn: str) -> set[str]:
+    """The names of groups, roles and people that have a policy."""
+    found = boto3.client("iam").list_entities_for_policy(PolicyArn=policy_arn)
+    return {entry[f"{kind}Name"] for kind in ("Group", "Role", "User") for entry in found[f"Policy{kind}s"]}
 
 
 def run(line: str, variables: dict[str, str], programs: Path = Path(sys.executable).parent) -> None:

@@ -15,13 +15,12 @@ from typing import Any
 import botocore.session
 import pytest
 from botocore.model import ListShape, MapShape, Shape, StructureShape
-from moto.events.models import EventPattern
 
 from infra.render import CHECKPOINT_TAG, CHECKPOINT_TAG_VARIABLE, MAX_TEMPLATE_BYTES, main, render, to_bytes
 from submitter.batch_shapes import requirements_of
 from submitter.instances import table
 from submitter.job_definition import DefinitionValues, load
-from tests.infra.stack import ATTRIBUTES, EVERYTHING, OWN_NETWORK, REFERENCES, REGION, TOKEN, Stack, as_json
+from tests.infra.stack import ATTRIBUTES, EVERYTHING, OWN_NETWORK, REFERENCES, REGION, TOKEN, Stack
 from worker import telemetry
 
 ROOT = Path(__file__).parents[2]
@@ -84,194 +83,6 @@ def test_nothing_but_queues_job_definitions_and_the_dashboard_has_a_name() -> No
     }
 
 
-# ---------------------------------------------------------------------------------------------- storage
-
-
-def test_the_bucket_is_encrypted_and_closed_to_the_public() -> None:
-    bucket = Stack().properties("Bucket")
-
-    (rule,) = bucket["BucketEncryption"]["ServerSideEncryptionConfiguration"]
-    assert rule["ServerSideEncryptionByDefault"]["SSEAlgorithm"] == "AES256"
-    assert bucket["PublicAccessBlockConfiguration"] == dict.fromkeys(
-        ["BlockPublicAcls", "BlockPublicPolicy", "IgnorePublicAcls", "RestrictPublicBuckets"], True
-    )
-    assert bucket["OwnershipControls"] == {"Rules": [{"ObjectOwnership": "BucketOwnerEnforced"}]}
-
-
-def test_the_bucket_refuses_everything_that_does_not_come_by_tls() -> None:
-    (statement,) = Stack().properties("BucketPolicy")["PolicyDocument"]["Statement"]
-
-    assert (statement["Effect"], statement["Principal"], statement["Action"]) == ("Deny", "*", "s3:*")
-    assert statement["Resource"] == [ATTRIBUTES["Bucket.Arn"], f"{ATTRIBUTES['Bucket.Arn']}/*"]
-    assert statement["Condition"] == {"Bool": {"aws:SecureTransport": "false"}}
-
-
-def test_what_is_left_behind_in_the_bucket_is_removed() -> None:
-    stack = Stack(UnfinishedUploadDays=3, CheckpointDays=9)
-    rules = {rule["Id"]: rule for rule in stack.properties("Bucket")["LifecycleConfiguration"]["Rules"]}
-
-    assert {rule["Status"] for rule in rules.values()} == {"Enabled"}
-    assert rules["unfinished-uploads"]["AbortIncompleteMultipartUpload"] == {"DaysAfterInitiation": "3"}
-    assert rules["checkpoints"]["ExpirationInDays"] == "9"
-    assert rules["old-versions"]["NoncurrentVersionExpiration"] == {"NoncurrentDays": 30}
-    # Nothing else expires: outputs are what a run is for.
-    assert [name for name, rule in rules.items() if "ExpirationInDays" in rule] == ["checkpoints"]
-
-
-def test_the_rule_for_checkpoints_knows_them_by_the_tag_that_the_stacks_workers_give_them() -> None:
-    stack = Stack()
-    (rule,) = [
-        rule for rule in stack.properties("Bucket")["LifecycleConfiguration"]["Rules"] if rule["Id"] == "checkpoints"
-    ]
-
-    assert [f"{tag['Key']}={tag['Value']}" for tag in rule["TagFilters"]] == [CHECKPOINT_TAG]
-    for definition in stack.of_type("Batch::JobDefinition").values():
-        environment = {entry["Name"]: entry["Value"] for entry in definition["ContainerProperties"]["Environment"]}
-        assert environment[CHECKPOINT_TAG_VARIABLE] == CHECKPOINT_TAG
-
-
-def test_versions_are_kept_only_if_asked_for() -> None:
-    """Suspended is not the same as never enabled: each removal would leave a marker that holds the bucket."""
-    assert "VersioningConfiguration" not in Stack().properties("Bucket")
-    assert Stack(Versioning="yes").properties("Bucket")["VersioningConfiguration"] == {"Status": "Enabled"}
-
-
-def test_markers_of_deleted_objects_go_once_nothing_is_behind_them() -> None:
-    """By a rule of its own: S3 takes it together with neither days nor tags."""
-    (rule,) = [
-        rule
-        for rule in Stack().properties("Bucket")["LifecycleConfiguration"]["Rules"]
-        if "ExpiredObjectDeleteMarker" in rule
-    ]
-
-    assert rule == {"Id": "delete-markers", "Status": "Enabled", "ExpiredObjectDeleteMarker": True}
-
-
-def test_results_are_never_deleted_with_the_stack_and_nothing_is_left_behind_unseen() -> None:
-    resources = Stack(**EVERYTHING).resources
-
-    assert {name: found["DeletionPolicy"] for name, found in resources.items() if "DeletionPolicy" in found} == {
-        "Bucket": "Delete",
-        "LogGroup": "Delete",
-        "Repository": "Delete",
-    }
-    assert {found["UpdateReplacePolicy"] for found in resources.values() if "DeletionPolicy" in found} == {"Retain"}
-    assert resources["Repository"]["Properties"]["EmptyOnDelete"] is True
-
-
-def test_images_are_scanned_and_a_tag_never_becomes_another_image() -> None:
-    """Hosts keep what they have pulled."""
-    repository = Stack().properties("Repository")
-    rules = json.loads(repository["LifecyclePolicy"]["LifecyclePolicyText"])["rules"]
-
-    assert repository["ImageScanningConfiguration"] == {"ScanOnPush": True}
-    assert repository["ImageTagMutability"] == "IMMUTABLE"
-    assert [rule["selection"]["tagStatus"] for rule in rules] == ["untagged", "any"]
-
-
-def test_the_image_is_that_of_this_version() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-
-    assert render()["Parameters"]["ImageTag"]["Default"] == project["version"]
-
-
-# ---------------------------------------------------------------------------------------------- network
-
-
-def test_nothing_comes_in() -> None:
-    (group,) = Stack().of_type("EC2::SecurityGroup").values()
-
-    assert "SecurityGroupIngress" not in group
-    assert Stack().of_type("EC2::SecurityGroupIngress") == {}
-
-
-@pytest.mark.parametrize("count", [2, 3, 4, 5, 6])
-def test_a_new_vpc_has_a_subnet_with_a_way_out_in_as_many_zones_as_asked(count: int) -> None:
-    stack = Stack(ZoneCount=count)
-    subnets = stack.of_type("EC2::Subnet")
-    routed = [found["SubnetId"] for found in stack.of_type("EC2::SubnetRouteTableAssociation").values()]
-
-    assert len(subnets) == len({found["AvailabilityZone"] for found in subnets.values()}) == count
-    assert len({found["CidrBlock"] for found in subnets.values()}) == count
-    assert sorted(routed) == sorted(subnets)
-    for hosts in stack.of_type("Batch::ComputeEnvironment").values():
-        assert hosts["ComputeResources"]["Subnets"] == list(subnets)
-
-
-def test_s3_is_reached_through_a_gateway() -> None:
-    (endpoint,) = Stack().of_type("EC2::VPCEndpoint").values()
-
-    assert (endpoint["VpcEndpointType"], endpoint["ServiceName"]) == ("Gateway", f"com.amazonaws.{REGION}.s3")
-    assert (endpoint["VpcId"], endpoint["RouteTableIds"]) == ("Vpc", ["RouteTable"])
-
-
-def test_a_given_network_is_used_and_none_is_made() -> None:
-    stack = Stack(**OWN_NETWORK)
-    (endpoint,) = stack.of_type("EC2::VPCEndpoint").values()
-    (group,) = stack.of_type("EC2::SecurityGroup").values()
-
-    for kind in ("VPC", "Subnet", "InternetGateway", "RouteTable", "Route"):
-        assert stack.of_type(f"EC2::{kind}") == {}, kind
-    assert (endpoint["VpcId"], endpoint["RouteTableIds"]) == ("vpc-1", ["rtb-1"])
-    assert group["VpcId"] == "vpc-1"
-    for hosts in stack.of_type("Batch::ComputeEnvironment").values():
-        assert hosts["ComputeResources"]["Subnets"] == ["subnet-1", "subnet-2"]
-
-
-def test_a_given_network_that_has_an_endpoint_gets_no_second_one() -> None:
-    assert Stack(VpcId="vpc-1", SubnetIds="subnet-1").of_type("EC2::VPCEndpoint") == {}
-
-
-@pytest.mark.parametrize(
-    ("parameters", "refusals"),
-    [
-        ({}, []),
-        (OWN_NETWORK, []),
-        ({"VpcId": "vpc-1", "SubnetIds": "subnet-1"}, []),
-        ({"VpcId": "vpc-1"}, ["VpcId needs SubnetIds."]),
-        ({"VpcId": "vpc-1", "RouteTableIds": "rtb-1"}, ["VpcId needs SubnetIds."]),
-        ({"SubnetIds": "subnet-1,subnet-2"}, ["SubnetIds need their VpcId."]),
-        ({"RouteTableIds": "rtb-1"}, ["RouteTableIds need their VpcId."]),
-    ],
-)
-def test_half_a_network_is_refused(parameters: dict[str, str], refusals: list[str]) -> None:
-    assert Stack(**parameters).refusals() == refusals
-
-
-def test_rules_hold_nothing_but_what_aws_knows_in_rules() -> None:
-    """Any other function there, Fn::Join among them, and CloudFormation refuses the whole template."""
-    allowed = "And Contains EachMemberEquals EachMemberIn Equals Not Or RefAll ValueOf ValueOfAll"
-    conditions = [rule["RuleCondition"] for rule in render()["Rules"].values()]
-    assertions = [found["Assert"] for rule in render()["Rules"].values() for found in rule["Assertions"]]
-
-    used = set(re.findall(r'"(Ref|Condition|Fn::\w+)":', as_json(conditions + assertions)))
-    assert "Ref" in used
-    assert used <= {"Ref"} | {f"Fn::{name}" for name in allowed.split()}
-
-
-@pytest.mark.parametrize("parameters", [{}, *({"ZoneCount": count} for count in range(2, 7)), OWN_NETWORK])
-def test_hosts_wait_for_their_routes(parameters: dict[str, Any]) -> None:
-    """What a resource refers to in its Metadata is made before it."""
-    stack = Stack(**parameters)
-    routes = [
-        name
-        for kind in ("EC2::Route", "EC2::SubnetRouteTableAssociation", "EC2::VPCEndpoint")
-        for name in stack.of_type(kind)
-    ]
-
-    assert routes
-    for name in stack.of_type("Batch::ComputeEnvironment"):
-        waited_for = as_json(stack.resources[name]["Metadata"])
-        assert [route for route in routes if f'"{route}"' not in waited_for] == [], name
-
-
-def test_every_resource_can_be_updated() -> None:
-    """AWS supports no updates of wait conditions and their handles."""
-    assert {
-        found["Type"] for found in Stack(**EVERYTHING).resources.values() if "::WaitCondition" in found["Type"]
-    } == set()
-
-
 # ---------------------------------------------------------------------------------------------- hosts and queues
 
 
@@ -296,6 +107,34 @@ def test_the_root_volume_holds_the_image_and_goes_with_its_host() -> None:
     assert template["Parameters"]["RootVolumeGiB"]["MinValue"] == 200
 
 
+def test_the_root_volume_is_the_one_whose_price_the_readme_counts() -> None:
+    """gp3 without a word on it has 125 MiB/s, with which an image of 10 GB takes four times as long."""
+    (device,) = Stack().properties("LaunchTemplate")["LaunchTemplateData"]["BlockDeviceMappings"]
+    readme = (ROOT / "infra/README.md").read_text(encoding="utf-8")
+    (formula,) = re.findall(r"\+ (\d+) GiB of (\w+) with (\d+) MiB/s \+", readme)
+
+    volume = device["Ebs"]
+    assert (volume["VolumeSize"], volume["VolumeType"], str(volume["Throughput"])) == formula
+
+
+def test_hosts_have_the_instances_role_and_no_other() -> None:
+    """With the jobs' role an ECS agent registers nowhere."""
+    stack = Stack(**EVERYTHING)
+
+    assert stack.properties("InstanceProfile")["Roles"] == ["InstanceRole"]
+    for hosts in stack.of_type("Batch::ComputeEnvironment").values():
+        assert hosts["ComputeResources"]["InstanceRole"] == "arn:aws:made-up:::InstanceProfile.Arn"
+
+
+def test_hosts_and_queues_take_jobs() -> None:
+    stack = Stack()
+    found = stack.of_type("Batch::ComputeEnvironment") | stack.of_type("Batch::JobQueue")
+
+    assert {name: properties["State"] for name, properties in found.items()} == dict.fromkeys(
+        ["SpotHosts", "OnDemandHosts", "SpotQueue", "OnDemandQueue"], "ENABLED"
+    )
+
+
 def test_user_data_is_the_tested_boothook_and_the_agents_settings() -> None:
     user_data = Stack().properties("LaunchTemplate")["LaunchTemplateData"]["UserData"]
     message = email.message_from_string(user_data)
@@ -309,6 +148,22 @@ def test_user_data_is_the_tested_boothook_and_the_agents_settings() -> None:
     ]
     # EC2's limit, before base64.
     assert len(user_data.encode("ascii")) < 16 << 10
+
+
+def test_shellcheck_has_nothing_to_say_of_what_user_data_runs() -> None:
+    user_data = Stack().properties("LaunchTemplate")["LaunchTemplateData"]["UserData"]
+    parts = [part for part in email.message_from_string(user_data).walk() if not part.is_multipart()]
+
+    assert len(parts) == 2
+    for part in parts:
+        checked = subprocess.run(
+            [Path(sys.executable).with_name("shellcheck"), "-"],
+            input=_text(part),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (checked.stdout, checked.returncode) == ("", 0), part.get_content_type()
 
 
 @each_kind
@@ -325,7 +180,9 @@ def test_compute_environments_can_be_updated_in_place_and_cost_nothing_at_rest(k
         hosts = environment["ComputeResources"]
         assert hosts["MinvCpus"] == 0
         assert "DesiredvCpus" not in hosts
-        assert hosts["LaunchTemplate"] == {"LaunchTemplateId": "LaunchTemplate", "Version": "1"}
+        # By number: AWS Batch looks at $Latest anew only now and then.
+        version = ATTRIBUTES["LaunchTemplate.LatestVersionNumber"]
+        assert hosts["LaunchTemplate"] == {"LaunchTemplateId": "LaunchTemplate", "Version": version}
         assert hosts["Ec2Configuration"] == [{"ImageType": "ECS_AL2023" if kind == "cpu" else "ECS_AL2023_NVIDIA"}]
     found = {name: environment["ComputeResources"] for name, environment in environments.items()}
     assert {name: (hosts["Type"], hosts["AllocationStrategy"]) for name, hosts in found.items()} == {
@@ -427,59 +284,13 @@ def test_every_kind_of_host_has_a_job_definition() -> None:
     assert sorted(HOST_KINDS) == [path.stem for path in DEFINITION_FILES]
 
 
-# ---------------------------------------------------------------------------------------------- telling people
+def test_the_image_is_that_of_this_version() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+    assert render()["Parameters"]["ImageTag"]["Default"] == project["version"]
 
 
-def event(kind: str, **detail: Any) -> str:
-    queue = {"jobQueue": REFERENCES["SpotQueue"]}
-    return json.dumps({"source": "aws.batch", "detail-type": kind, "detail": queue | detail})
-
-
-CHANGE, BLOCKED = "Batch Job State Change", "Batch Job Queue Blocked"
-
-
-@pytest.mark.parametrize(
-    ("told", "sent"),
-    [
-        (True, event(CHANGE, status="FAILED", arrayProperties={"size": 9, "statusSummary": {}})),
-        (True, event(CHANGE, status="FAILED")),
-        (True, event(CHANGE, status="FAILED", arrayProperties={})),
-        (False, event(CHANGE, status="FAILED", arrayProperties={"index": 3})),
-        (False, event(CHANGE, status="SUCCEEDED")),
-        (False, event(CHANGE, status="FAILED", jobQueue="arn:aws:batch:us-east-1:123456789012:job-queue/another")),
-        (True, event(BLOCKED, status="RUNNABLE", statusReason="CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY")),
-        (False, event(BLOCKED, jobQueue="arn:aws:batch:us-east-1:123456789012:job-queue/another")),
-    ],
-)
-def test_failed_runs_and_blocked_queues_are_told_and_nothing_else(sent: str, *, told: bool) -> None:
-    patterns = [EventPattern.load(as_json(rule["EventPattern"])) for rule in Stack().of_type("Events::Rule").values()]
-
-    assert sum(pattern.matches_event(json.loads(sent)) for pattern in patterns) == int(told)
-
-
-def test_rules_tell_the_topic_and_may_and_no_other_rule_may() -> None:
-    stack = Stack()
-    rules = stack.of_type("Events::Rule")
-    (statement,) = stack.properties("TopicPolicy")["PolicyDocument"]["Statement"]
-
-    assert {target["Arn"] for rule in rules.values() for target in rule["Targets"]} == {"Topic"}
-    assert (statement["Principal"], statement["Action"]) == ({"Service": "events.amazonaws.com"}, "sns:Publish")
-    allowed = statement["Condition"]["ArnEquals"]["aws:SourceArn"]
-    assert sorted(allowed) == sorted(f"arn:aws:made-up:::{name}.Arn" for name in rules)
-
-
-def test_what_is_told_names_only_what_the_event_has() -> None:
-    for rule in Stack().of_type("Events::Rule").values():
-        (target,) = rule["Targets"]
-        transformer = target["InputTransformer"]
-        text = json.loads(transformer["InputTemplate"])
-        assert set(re.findall(r"<(\w+)>", text)) == transformer["InputPathsMap"].keys()
-
-
-def test_an_address_is_told_only_if_given() -> None:
-    assert Stack().of_type("SNS::Subscription") == {}
-    (subscription,) = Stack(AlertEmail="team@example.com").of_type("SNS::Subscription").values()
-    assert (subscription["Protocol"], subscription["Endpoint"]) == ("email", "team@example.com")
+# ---------------------------------------------------------------------------------------------- what is seen
 
 
 def test_the_dashboard_shows_every_metric_of_the_worker_and_no_other() -> None:
