@@ -9,8 +9,11 @@ from typing import Literal, get_args
 from submitter.batch_client import Batch, open_batch
 from submitter.batch_records import Known, Patience, Records
 from submitter.limits import check_reason
+from submitter.local_logs import log_folder_of
+from submitter.local_presence import holder_in_words, is_held
 from submitter.output import Output, count
 from submitter.planned_run import PlannedRun
+from submitter.resume_command import resume_command_of
 from submitter.run_jobs import ENDED, JobState, batch_submissions, look_up_jobs
 from worker.contract.errors import ExitCode
 from worker.contract.submission import Submitted
@@ -96,26 +99,30 @@ def cancel_run(run_uri: str, reason: str, output: Output) -> int:
     jobs: list[CancelledJob] = []
     if submissions:
         jobs = cancel(open_batch(), records, submissions, reason, output.note)
+    log_folder = log_folder_of(run)
+    is_going_on_here = is_held(log_folder)
     done_count = len(run.outputs().by_index)
     terminated = [job for job in jobs if job.outcome == "terminated"]
     document = {
         "run_uri": run.layout.run_uri,
         "run_id": run.plan.run_id,
-        "outcome": _outcome(jobs),
+        "outcome": "going_on_here" if is_going_on_here else _outcome(jobs),
         "partition_count": run.partition_count,
         "partition_done_count": done_count,
         "jobs": [asdict(job) for job in jobs],
     }
     lines = [f"job terminated: {job.job_name}, job id {job.job_id}" for job in terminated]
-    if document["outcome"] == "already_terminated":
+    if is_going_on_here:
+        lines.append(f"it goes on on this machine{holder_in_words(log_folder)}: Ctrl-C there ends it")
+    elif document["outcome"] == "already_terminated":
         lines.append("the jobs were terminated before, and their last workers are ending")
     elif document["outcome"] == "already_ended":
         lines.append("no job of this run is going on: nothing to terminate")
     lines.append(f"{done_count:,} of {count(run.partition_count, 'partition')} are done, and kept")
-    if done_count < run.partition_count:
-        lines.append(f"to go on: submit resume {run.layout.run_uri}")
+    if done_count < run.partition_count and not is_going_on_here:
+        lines.append(f"to go on: {resume_command_of(run)}")
     output.document(document, lines)
-    return ExitCode.INTERRUPTED if document["outcome"] == "unsettled" else ExitCode.OK
+    return ExitCode.INTERRUPTED if document["outcome"] in ("unsettled", "going_on_here") else ExitCode.OK
 
 
 def _cancelled(known: Known, job_id: str | None, outcome: CancelOutcome) -> CancelledJob:

@@ -21,7 +21,6 @@ import orjson
 
 from submitter.job_definition import Decision, RetryRules
 from submitter.local_logs import ENGINE_SUFFIX, EVENTS_SUFFIX, log_stem
-from submitter.local_presence import held
 from worker.contract.command_line import PARENT_VARIABLE
 from worker.contract.errors import InterruptedRunError
 from worker.contract.submission import Submission
@@ -109,7 +108,7 @@ class _LocalArray:
 
     def run(self) -> list[ChildEnd]:
         self._options.log_folder.mkdir(parents=True, exist_ok=True)
-        with held(self._options.log_folder), selectors.DefaultSelector() as selector, self._stop_on_signals():
+        with selectors.DefaultSelector() as selector, self._stop_on_signals():
             try:
                 while (self._waiting or self._running) and not self._stopped_by:
                     while self._waiting and len(self._running) < self._options.parallel:

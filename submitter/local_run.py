@@ -12,9 +12,11 @@ from submitter.job_definition import DEFAULT_RETRY_RULES, RetryRules, retry_rule
 from submitter.limits import job_name_of
 from submitter.local import ChildEnd, LocalOptions, run_children
 from submitter.local_logs import log_folder_of
+from submitter.local_presence import GoingOnError, held
 from submitter.output import Output, count, duration, kinds_of_errors
 from submitter.planned_run import Outputs, PlannedRun
 from submitter.progress import LocalProgress, progress_bar
+from submitter.resume_command import resume_command_of
 from submitter.run_accounts import Account
 from submitter.stage import open_before
 from worker.contract.errors import ConfigError, ExitCode
@@ -35,17 +37,37 @@ class LocalRun:
         """Partitions that it could not, since the run before has not done them."""
 
     def finish(self, parallel: int, rules: RetryRules, environment: Mapping[str, str]) -> list[ChildEnd]:
-        """Run the partitions that have no output yet, with more variables for the workers; gives those that failed."""
+        """Run the partitions that have no output yet, with more variables for the workers; gives those that failed.
+
+        Raises:
+            GoingOnError: another command does that here.
+            InterruptedRunError: as `run_children`.
+        """
+        log_folder = log_folder_of(self._run)
+        log_folder.mkdir(parents=True, exist_ok=True)
+        with held(log_folder) as is_alone:
+            # What another command has done before it let go of the folder is listed.
+            done, remaining = self._look()
+            if not remaining:
+                if not self.held_count:
+                    self._output.note("every partition has its output already: nothing to run")
+                return []
+            if not is_alone:
+                raise GoingOnError(self._run.layout.run_uri, log_folder)
+            options = LocalOptions(parallel=parallel, retry_rules=rules, log_folder=log_folder, environment=environment)
+            return self._work(done, remaining, options)
+
+    def _look(self) -> tuple[set[int], list[int]]:
+        """Partitions that are done, and those to run."""
         outputs = self._run.outputs()
         done = {index for index in outputs.by_index if self._manifest(index)}
         # A worker that finds an output without its manifest, or another plan's, sees to it without starting an engine.
         remaining = self._without_held(
             [index for index in range(len(self._plan.partitions)) if index not in done], outputs
         )
-        if not remaining:
-            if not self.held_count:
-                self._output.note("every partition has its output already: nothing to run")
-            return []
+        return done, remaining
+
+    def _work(self, done: set[int], remaining: list[int], options: LocalOptions) -> list[ChildEnd]:
         self.started_count = len(remaining)
         submission = self._new_submission(remaining)
         with progress_bar("run", "records") as show:
@@ -56,9 +78,6 @@ class LocalRun:
                 say=self._output.note,
                 finished_partitions=len(done),
                 finished_records=sum(self._plan.partitions[index].record_count for index in done),
-            )
-            options = LocalOptions(
-                parallel=parallel, retry_rules=rules, log_folder=log_folder_of(self._run), environment=environment
             )
             ends = run_children(
                 self._run.layout.run_uri, submission, len(self._plan.partitions), options, progress.report
@@ -73,13 +92,14 @@ class LocalRun:
         after = self._plan.after
         if after is None:
             return remaining
-        ready = open_before(after).outputs().by_index.keys() | outputs.by_index.keys()
+        before = open_before(after)
+        ready = before.outputs().by_index.keys() | outputs.by_index.keys()
         found = [index for index in remaining if index in ready]
         self.held_count = len(remaining) - len(found)
         if self.held_count:
             self._output.note(
-                f"{count(self.held_count, 'partition')} not run: {after.run_uri} has not done them; submit resume "
-                f"{after.run_uri}, then submit resume {self._run.layout.run_uri}"
+                f"{count(self.held_count, 'partition')} not run: {after.run_uri} has not done them; "
+                f"{resume_command_of(before)}, then submit resume {self._run.layout.run_uri} --local"
             )
         return found
 

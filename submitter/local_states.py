@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from submitter.batch_records import Known
 from submitter.failures import Failure
@@ -35,13 +36,13 @@ class LocalStates:
     heard_s: float | None = None
     """When the last of them said something, in seconds since 1970."""
     saved_partition_count: int = 0
-    """Partitions with saved results."""
+    """Partitions with segments."""
     saved_s: float | None = None
     """When the last of these were saved."""
 
 
 def local_states_of(run: PlannedRun, partitions: Mapping[int, Known]) -> LocalStates:
-    """Look at logs and saved results of these partitions."""
+    """Look at logs and segments of these partitions."""
     found = LocalStates()
     if not partitions:
         return found
@@ -70,7 +71,7 @@ def _count(found: LocalStates, index: int, attempt: LocalAttempt, words: LastWor
                 partition_index=index,
                 exit_code=exit_code,
                 meaning=meaning_of_end(exit_code, ""),
-                reason=str(failure.get("message", "")),
+                reason=_reason(failure),
                 attempt_count=attempt.attempt,
                 job_id=None,
                 log=str(attempt.path),
@@ -84,6 +85,11 @@ def _count(found: LocalStates, index: int, attempt: LocalAttempt, words: LastWor
         found.records_per_s += words.records_per_s
         found.output_tokens_per_s += words.output_tokens_per_s
         found.heard_s = max(found.heard_s or words.at_s, words.at_s)
+
+
+def _reason(failure: Mapping[str, Any]) -> str:
+    hint = failure.get("hint")
+    return str(failure.get("message", "")) + (f" ({hint})" if hint else "")
 
 
 def _look_at_saved(found: LocalStates, run: PlannedRun) -> None:

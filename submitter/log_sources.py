@@ -113,10 +113,7 @@ class LocalLog:
         self._folder = log_folder_of(run)
         found = self._attempts(known, partition)
         if not found:
-            raise (NoLogYetError if is_held(self._folder) else NoLogError)(
-                f"find log of partition {partition}: {self._folder} has none of submission {known.submission_id}",
-                hint="logs of a --local run are on the machine that it ran on",
-            )
+            raise self._error_without(known, partition)
         self._attempt = found[-1] if attempt is None else _numbered(found, attempt, partition)
         self._is_last = self._attempt == found[-1]
         self._files = [_File(self._attempt.path)]
@@ -138,8 +135,23 @@ class LocalLog:
         return not self._is_last or self._last_event in _LAST_EVENTS or not is_held(self._folder)
 
     def _attempts(self, known: Known, partition: int) -> list[LocalAttempt]:
-        found = (attempt for index, attempt in local_attempts(self._folder) if index == partition)
-        return sorted(attempt for attempt in found if attempt.submission_number == int(known.submission_id))
+        return sorted(attempt for index, attempt in self._of_submission(known) if index == partition)
+
+    def _of_submission(self, known: Known) -> Iterator[tuple[int, LocalAttempt]]:
+        for index, attempt in local_attempts(self._folder):
+            if attempt.submission_number == int(known.submission_id):
+                yield index, attempt
+
+    def _error_without(self, known: Known, partition: int) -> NoLogError:
+        what, is_going_on = f"find log of partition {partition}", is_held(self._folder)
+        if not any(self._of_submission(known)):
+            return (NoLogYetError if is_going_on else NoLogError)(
+                f"{what}: {self._folder} has none of submission {known.submission_id}",
+                hint="logs of a --local run are on the machine that it ran on",
+            )
+        if is_going_on:
+            return NoLogYetError(f"{what}: it has not begun: it waits for its turn", hint="--follow waits for it")
+        return NoLogError(f"{what}: it had not begun when the run was stopped")
 
 
 class _File:

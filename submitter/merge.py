@@ -18,6 +18,7 @@ from submitter.merge_write import Copied, Writing, columns_for
 from submitter.output import Output, count, kinds_of_errors
 from submitter.planned_run import Outputs, PlannedRun
 from submitter.progress import progress_bar
+from submitter.resume_command import resume_command_of
 from submitter.split_tuning import SplitTuning
 from worker.contract.errors import ExitCode, InputError
 from worker.contract.submission import ranges_of
@@ -117,7 +118,8 @@ def _check_finished(request: MergeRequest, run: PlannedRun, outputs: Outputs) ->
     raise InputError(
         f"merge outputs of {run.layout.run_uri}: {missing_count:,} of {count(run.partition_count, 'partition')} have no "
         f"output yet (expected {'at least one output' if request.partial else 'a finished run'})",
-        hint="finish it by `submit resume`" + ("" if request.partial else ", or take what there is with --partial"),
+        hint=f"finish it: {resume_command_of(run)}"
+        + ("" if request.partial else "; or take what there is with --partial"),
     )
 
 

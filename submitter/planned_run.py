@@ -114,7 +114,8 @@ class PartitionTask:
         if found is None:
             after = self.run.plan.after
             hint = f"submit resume {after.run_uri}" if after else "plan the run again under another URI"
-            raise InputError(f"look up partition {self._input[0]}: there is none", hint=hint)
+            missing = "the run before has no such output" if after else "there is none"
+            raise InputError(f"look up partition {self._input[0]}: {missing}", hint=hint)
         return found
 
     def find_input(self) -> ObjectInfo | None:

@@ -23,6 +23,7 @@ from submitter.planned_run import Outputs, PlannedRun, check_apart
 from submitter.processes import Processes
 from submitter.progress import progress_bar
 from submitter.request_options import changed_requests
+from submitter.resume_command import resume_command, resume_command_of
 from submitter.split import SplitRequest, SplitResult, split_inputs
 from submitter.split_tuning import SplitTuning
 from worker.contract.errors import ExitCode, InputError
@@ -72,7 +73,7 @@ def retry_failed(request: RetryRequest) -> Retried:
         raise InputError(
             f"retry failed records of {run.layout.run_uri}: {missing_count:,} of "
             f"{count(run.partition_count, 'partition')} have no output yet (expected a finished run)",
-            hint="finish it by `submit resume`, or take what there is with --partial",
+            hint=f"finish it: {resume_command_of(run)}; or take what there is with --partial",
         )
     with tempfile.TemporaryDirectory(prefix="llm-array-retry-") as folder:
         spool = _spool(run, outputs, request, Path(folder))
@@ -105,7 +106,7 @@ def retry_failed_run(request: RetryRequest, output: Output) -> int:
             f"run {request.new_run_uri} {made}: {count(plan.record_count, 'record')} that failed in {request.run_uri}, in "
             f"{count(len(plan.partitions), 'partition')}"
         ),
-        f"to start it: submit resume {request.new_run_uri} --queue … --job-definition …, or with --local",
+        f"to start it: {resume_command(request.new_run_uri, None)}",
     ]
     output.document(document, lines)
     return ExitCode.OK

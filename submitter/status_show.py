@@ -8,9 +8,11 @@ from collections.abc import Iterator, Sequence
 from submitter.failures import Failure
 from submitter.output import count, duration, kinds_of_errors
 from submitter.queue_waits import QueueWait
+from submitter.resume_command import resume_command
 from submitter.run_states import STATES, State
 from submitter.status import Status
 from submitter.waiting_reasons import Cause
+from worker.contract.errors import ExitCode
 
 SHOWN_GROUP_COUNT = 5
 SHOWN_PARTITION_COUNT = 3
@@ -21,6 +23,12 @@ _WORDS: dict[State, str] = {
     "unknown": "in a state that is not known here",
     "not_submitted": "not submitted",
 }
+_LASTING: dict[int, str] = {
+    ExitCode.INPUT: "if an input is wrong, or another than it was: plan again with another --run",
+    ExitCode.ENGINE_BOOT: "if a setting is wrong: plan again with another --run, those of a planned run cannot change",
+    ExitCode.CONFIG: "the log says what is wrong with environment, permissions or configuration",
+}
+"""What comes before a resume where that alone would fail again, by exit code."""
 _OUTCOMES = {"done": "done", "going_on": "going on", "stopped": "stopped", "unknown": "not known whether it goes on"}
 
 
@@ -81,7 +89,7 @@ def _records(status: Status) -> list[str]:
         lines.append(f"{_percent(status.error_rate)} errors" + (f": {kinds_of_errors(counts)}" if counts else ""))
     if status.local.saved_s is not None:
         ago = duration(max(0.0, status.looked_at_s - status.local.saved_s))
-        lines.append(f"saved results of {count(status.local.saved_partition_count, 'partition')}, the last {ago} ago")
+        lines.append(f"checkpoints of {count(status.local.saved_partition_count, 'partition')}, the last {ago} ago")
     return lines
 
 
@@ -117,7 +125,7 @@ def _time_left(status: Status) -> list[str]:
 def _attempts(status: Status) -> list[str]:
     account, under_way, lines = status.account, status.under_way, []
     if account.manifest_count:
-        line = f"{account.attempt_count:,} for {count(account.manifest_count, 'partition')} that are done"
+        line = f"{account.attempt_count:,} for {count(account.manifest_count, 'partition')} done"
         if cut_short := account.cut_short.total():
             line += f"; {cut_short:,} cut short: {kinds_of_errors(account.cut_short)}"
         lines.append(line)
@@ -170,9 +178,9 @@ def _failure_group(group: Sequence[Failure]) -> Iterator[str]:
     exit_code = "no exit code" if first.exit_code is None else f"exit {first.exit_code}"
     meaning = f", {first.meaning}" if first.meaning else ""
     yield f"{'partition' if len(group) == 1 else 'partitions'} {named}{more}: {exit_code}{meaning}"
-    attempts = "" if first.attempt_count is None else f" after {count(first.attempt_count, 'attempt')}"
+    attempts = "" if first.attempt_count is None else f"; {count(first.attempt_count, 'attempt')}"
     if first.reason:
-        yield f"  {first.reason}{attempts}"
+        yield f"  {first.reason.removesuffix('.')}{attempts}"
     if first.log:
         yield f"  log of partition {first.partition_index}: {first.log}"
 
@@ -186,11 +194,13 @@ def _sample(status: Status) -> list[str]:
 
 def _next(status: Status) -> list[str]:
     run_uri = status.run.layout.run_uri
-    lines = []
-    if status.failures:
-        lines.append(f"submit logs {run_uri} --partition {status.failures[0].partition_index}")
+    lines, resume = [], resume_command(run_uri, status.last)
+    lasting = [failure for failure in status.failures if failure.exit_code in _LASTING]
+    if failures := lasting or status.failures:
+        lines.append(f"submit logs {run_uri} --partition {failures[0].partition_index}")
     if status.outcome == "stopped":
-        lines.append(f"submit resume {run_uri}")
+        lines += dict.fromkeys(_LASTING.get(failure.exit_code or 0, "") for failure in lasting)
+        lines.append(f"once the cause is put right: {resume}" if lasting else resume)
     return lines
 
 

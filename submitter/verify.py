@@ -11,6 +11,7 @@ from submitter.output import Output, count, kinds_of_errors
 from submitter.planned_run import Outputs, PlannedRun
 from submitter.processes import Processes
 from submitter.progress import progress_bar
+from submitter.resume_command import resume_command_of
 from submitter.split_tuning import SplitTuning
 from submitter.verify_partition import Verdict, verify_partition
 from worker.contract.errors import ExitCode
@@ -142,11 +143,17 @@ def _lines(run: PlannedRun, findings: Findings) -> list[str]:
             "makes its manifest"
         )
     if findings.problem_count:
-        lines.append(f"it does not add up: {count(findings.problem_count, 'problem')}")
+        lines += [
+            f"it does not add up: {count(findings.problem_count, 'problem')}",
+            "where an output is damaged: remove that object and its manifest, then",
+            f"  {resume_command_of(run)}",
+            "where a partition or the plan is: plan again with another --run",
+            "where an object belongs to no partition: remove it",
+        ]
     elif findings.missing:
         lines.append(
             f"what is done adds up, {count(len(findings.missing), 'partition')} without an output yet: "
-            f"submit resume {run.layout.run_uri}"
+            f"{resume_command_of(run)}"
         )
     else:
         lines.append("all of it adds up")

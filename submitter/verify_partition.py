@@ -70,7 +70,9 @@ def verify_partition(task: PartitionTask, report: Report) -> Verdict:
 
 
 def _check_input(task: PartitionTask, verdict: Verdict) -> str:
-    """The checksum of the partition as it is, empty of an output of the run before that is not there yet."""
+    """The checksum of the partition as it is planned to be, or of an output of the run before as it is; of one that is not
+    there yet, empty.
+    """
     planned = task.partition
     if not planned.checksum and task.output is None and task.find_input() is None:
         return ""
@@ -99,9 +101,14 @@ def _check_output(task: PartitionTask, stored: ObjectInfo, input_checksum: str, 
     if manifest.fingerprint != task.run.plan.fingerprint:
         verdict.problems.append(f"check manifest {uri}: it is of another plan")
         return
-    verdict.expect(f"manifest {uri}: input checksum", input_checksum, manifest.input_checksum)
-    for what, counted, said in _accounts(task, content, verdict, manifest):
-        verdict.expect(f"manifest {uri}: {what}", counted, said)
+    verdict.expect(f"manifest {uri}: partition index", task.index, manifest.partition_index)
+    verdict.expect(f"manifest {uri}: partition count", task.partition_count, manifest.partition_count)
+    if task.partition.checksum:
+        verdict.expect(f"manifest {uri}: input checksum", input_checksum, manifest.input_checksum)
+    elif input_checksum:
+        verdict.expect(f"output {stored.uri} against {uri}: input checksum", manifest.input_checksum, input_checksum)
+    for what, said, counted in _accounts(content, verdict, manifest):
+        verdict.expect(f"output {stored.uri} against {uri}: {what}", said, counted)
 
 
 def _count_results(plan: Plan, content: Content, verdict: Verdict) -> None:
@@ -119,18 +126,14 @@ def _count_results(plan: Plan, content: Content, verdict: Verdict) -> None:
         )
 
 
-def _accounts(
-    task: PartitionTask, content: Content, verdict: Verdict, manifest: Manifest
-) -> Iterator[tuple[str, object, object]]:
-    """What was counted, and what the manifest says."""
-    yield "partition index", task.index, manifest.partition_index
-    yield "partition count", task.partition_count, manifest.partition_count
-    yield "output bytes", content.size_bytes, manifest.output_bytes
-    yield "output checksum", content.checksum.value, manifest.output_checksum
-    yield "records", content.line_count, manifest.record_count
-    yield "results", verdict.ok_count, manifest.ok_count
-    yield "errors by kind", dict(sorted(verdict.error_counts.items())), dict(sorted(manifest.error_counts.items()))
-    yield "tokens", _numbers(verdict.tokens), _numbers(manifest.tokens)
+def _accounts(content: Content, verdict: Verdict, manifest: Manifest) -> Iterator[tuple[str, object, object]]:
+    """What the manifest says, and what was counted."""
+    yield "bytes", manifest.output_bytes, content.size_bytes
+    yield "checksum", manifest.output_checksum, content.checksum.value
+    yield "records", manifest.record_count, content.line_count
+    yield "results", manifest.ok_count, verdict.ok_count
+    yield "errors by kind", dict(sorted(manifest.error_counts.items())), dict(sorted(verdict.error_counts.items()))
+    yield "tokens", _numbers(manifest.tokens), _numbers(verdict.tokens)
 
 
 def _numbers(tokens: Tokens) -> tuple[int, int, int]:

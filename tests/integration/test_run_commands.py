@@ -212,6 +212,7 @@ def test_a_wrong_run_fails_verification_with_65_and_names_each_fault(submit: Sub
     stray, damaged = as_json.document["problems"]
     assert stray.startswith(f"check output {run_uri}/outputs/other.jsonl: it belongs to no partition")
     assert damaged.startswith(f"read {layout.partition(2, 3, 'gz')}: its gz data is damaged")
+    assert "remove that object and its manifest, then\n  submit resume" in text.stdout
     assert stray in text.stdout
     assert damaged in text.stdout
 

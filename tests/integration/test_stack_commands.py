@@ -41,5 +41,5 @@ def test_the_example_submits_to_the_stacks_queue_with_the_definition_for_its_hos
     assert done.returncode == 0, done.stderr
     (job,) = on_batch.fake.jobs
     request = job["request"]
-    assert (request["jobQueue"], request["arrayProperties"]) == ("llm-array-spot", {"size": 4})
+    assert (request["jobQueue"], request["parameters"]["partitions"]) == ("llm-array-spot", "1")
     assert request["jobDefinition"].split(":job-definition/")[-1].startswith(f"llm-array-{kind}")

@@ -184,7 +184,9 @@ def test_the_manifest_says_what_was_read_and_verify_holds_it_to_the_run_before()
 
     assert (wrong.exit_code, missing.exit_code) == (65, 65)
     assert "input checksum" in wrong.document["problems"][0]
-    assert missing.document["problems"][0] == f"look up partition {stored.absolute()}: there is none"
+    assert (
+        missing.document["problems"][0] == f"look up partition {stored.absolute()}: the run before has no such output"
+    )
     # An output that is there is done, whatever has become of what it was made from.
     assert run_worker("b", "--index", "0", engine=ENGINE).exit_code == 0
     assert manifest_of(str(Path("b").absolute()), 0, 2).input_checksum == ""

@@ -278,7 +278,7 @@ def test_a_run_on_another_machine_is_known_by_its_outputs_and_what_it_has_saved(
     assert (counts(status), status.outcome, status.exit_code) == ({"unknown": 3}, "unknown", 0)
     assert status.local.saved_partition_count == 1
     assert status.local.saved_s == saved.stat().st_mtime
-    assert "saved results of 1 partition, the last" in "\n".join(status_lines(status))
+    assert "checkpoints of 1 partition, the last" in "\n".join(status_lines(status))
 
 
 def progress_events(moments: Sequence[tuple[float, int]]) -> bytes:
@@ -319,15 +319,15 @@ records     12,000 of 20,000 done (60.00 %)
 tokens      18 output and 27 prompt tokens/s now
             about 21,600 output and 32,400 prompt tokens so far
 time left   about 12 min 20 s at 10 records/s (the last 144 commits, in 4 min 48 s)
-attempts    200 for 200 partitions that are done
+attempts    200 for 200 partitions done
 waiting     320 partitions RUNNABLE in gpu, for 30 min 0 s at most, the first of them at place 1 of the queue
             - EC2 has no such hosts free in any compute environment of the queue (CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY)
               wait, allow more instance types or Availability Zones, or submit what is left to an On-Demand queue
 failed      partitions 650, 651, 652 and 26 more: exit 69, the engine cannot start
-              Essential container in task exited after 1 attempt
+              Essential container in task exited; 1 attempt
               log of partition 650: llm/default/650
             partition 661: no exit code, its host went away: a Spot reclaim, or the host failed
-              Host EC2 (instance i-0123456789abcdef0) terminated. after 2 attempts
+              Host EC2 (instance i-0123456789abcdef0) terminated; 2 attempts
 told from   200 of 600 manifests: errors, tokens and attempts (--exact reads all)
 next        submit logs RUN --partition 650"""
 
@@ -359,6 +359,9 @@ def test_a_run_that_goes_on_reads_like_this(setting: Setting) -> None:
     shown = "\n".join(status_lines(watched.look())).replace(setting.layout.run_uri, "RUN")
 
     assert shown == GOING_ON
+    assert GOING_ON.replace(" RUN", " s3://bucket/runs/r1") in (Path(__file__).parents[2] / "README.md").read_text(
+        encoding="utf-8"
+    )
 
 
 DONE = """\
@@ -368,7 +371,7 @@ records     9 of 9 done (100 %)
             0 % errors
 tokens      2 output and 3 prompt tokens/s while it went on
             18 output and 27 prompt tokens so far
-attempts    3 for 3 partitions that are done"""
+attempts    3 for 3 partitions done"""
 
 
 def test_a_run_that_is_done_reads_like_this(setting: Setting) -> None:

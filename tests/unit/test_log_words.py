@@ -54,3 +54,11 @@ def test_long_fields_are_left_out() -> None:
     line = {"ts": "2026-01-01T00:00:00.000Z", "event": "a.b", "traceback": "x" * 1000, "empty": None, "n": 0}
 
     assert in_words(line).partition(" ")[2] == "a b: n 0"
+
+
+def test_a_segment_without_results_is_not_said_to_have_some() -> None:
+    line = {"ts": "2026-01-01T00:00:00.000Z", "event": "checkpoint.saved"}
+
+    words = [in_words({**line, "record_count": number}).partition(" ")[2] for number in (4, 0)]
+
+    assert words == ["4 results saved", "no more results to save: it is saved how this attempt ends"]

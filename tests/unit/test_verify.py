@@ -6,14 +6,18 @@ import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from submitter.planned_run import PlannedRun
 from submitter.verify import Findings, verify
 from tests.finished_runs import change_manifest, finish
-from tests.worker_runs import lines, manifest_of, records, write_run
+from tests.worker_runs import lines, manifest_of, read_output, records, write_run
 from worker.contract.errors import ExitCode
-from worker.contract.plan import Compression
+from worker.contract.formats import checksum_of, encode
+from worker.contract.layout import RunLayout
+from worker.contract.plan import After, Compression
+from worker.contract.store import open_store
 
 CONTENTS = [lines(records(3)), b"\n" + lines(records(2)) + b" \r\n" + lines(records(1)), lines(records(4))]
 COUNT = len(CONTENTS)
@@ -145,13 +149,16 @@ def stray(name: str) -> Callable[[str], object]:
             appended("outputs", b"{}\n[]\n"),
             "part-00001-of-00003.jsonl:4: it is no result line of this run, nor are 1 more",
         ),
-        (replaced("outputs", b'"object"', b'"Object"'), "output checksum"),
-        (replaced("outputs", b'"object"', b'"objects"'), "output bytes"),
-        (replaced("outputs", b'"prompt_tokens":3', b'"prompt_tokens":4'), "tokens (expected (7, 2, 4), got (6, 2, 4))"),
-        (replaced("outputs", b'"completion_tokens":2', b'"completion_tokens":9'), "tokens (expected (6, 2, 11)"),
-        (manifest_with(ok_count=3, error_count=0, error_counts={}), "results (expected 2, got 3)"),
+        (replaced("outputs", b'"object"', b'"Object"'), "part-00001-of-00003.json: checksum (expected xxh3_128:"),
+        (replaced("outputs", b'"object"', b'"objects"'), "part-00001-of-00003.json: bytes (expected "),
+        (replaced("outputs", b'"prompt_tokens":3', b'"prompt_tokens":4'), "tokens (expected (6, 2, 4), got (7, 2, 4))"),
+        (
+            replaced("outputs", b'"completion_tokens":2', b'"completion_tokens":9'),
+            "tokens (expected (6, 2, 4), got (6, 2, 11))",
+        ),
+        (manifest_with(ok_count=3, error_count=0, error_counts={}), "results (expected 3, got 2)"),
         (manifest_with(error_counts={"parse.invalid_json": 1}), "errors by kind"),
-        (manifest_with(record_count=4, ok_count=3), "records (expected 3, got 4)"),
+        (manifest_with(record_count=4, ok_count=3), "records (expected 4, got 3)"),
         (manifest_with(input_checksum="xxh3_128:1"), "input checksum"),
         (manifest_with(partition_count=4), "partition count"),
         (manifest_with(fingerprint="xxh3_128:1"), "it is of another plan"),
@@ -170,6 +177,39 @@ def test_whatever_does_not_add_up_is_found_and_named(run_uri: str, damage: Calla
     assert findings.exit_code == ExitCode.INPUT
     assert any(said in problem for problem in findings.problems), findings.problems
     assert all("record 1" not in problem for problem in findings.problems)
+
+
+def test_of_an_edited_output_the_manifest_says_what_was_expected(run_uri: str) -> None:
+    finished(run_uri)
+    written = manifest_of(run_uri, 1, COUNT).output_checksum
+    replaced("outputs", b'"object"', b'"Object"')(run_uri)
+
+    (problem,) = found(run_uri).problems
+
+    there = checksum_of(path("outputs")(run_uri).read_bytes())
+    assert problem == (
+        f"check output {path('outputs')(run_uri)} against {path('manifests')(run_uri)}: checksum (expected {written}, got "
+        f"{there})"
+    )
+
+
+def test_of_a_stage_whose_input_is_gone_no_checksum_is_expected(run_uri: str, tmp_path: Path) -> None:
+    before_uri = str(tmp_path / "before")
+    before = write_run(before_uri, CONTENTS)
+    finish(before_uri, before)
+    plan = write_run(run_uri, [read_output(before_uri, before, index) for index in range(COUNT)])
+    finish(run_uri, plan)
+    after = After(
+        run_uri=before_uri, run_id=before.run_id, fingerprint=before.fingerprint, compression="none", line_fields=()
+    )
+    partitions = tuple(msgspec.structs.replace(one, size_bytes=0, checksum="") for one in plan.partitions)
+    staged = msgspec.structs.replace(plan, after=after, partitions=partitions)
+    open_store(run_uri).write(RunLayout(run_uri).plan, encode(staged))
+    assert found(run_uri).problems == []
+    gone = path("outputs")(before_uri)
+    gone.unlink()
+
+    assert found(run_uri).problems == [f"look up partition {gone}: the run before has no such output"]
 
 
 @pytest.mark.parametrize("folder", ["partitions", "outputs"])
