@@ -6,21 +6,25 @@ within seconds of being told. It reads a `FetchRequest` and writes `FromFetch` l
 
 from __future__ import annotations
 
-import errno
 import logging
+import math
 import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 
-from worker.contract.errors import ArrayError, StorageError
+from worker.contract.errors import ArrayError
 from worker.contract.logs import log_event
 from worker.contract.model_place import is_on_s3
+from worker.fetch_progress import Downloading, Progress
 from worker.fetch_source import FetchDone, FetchEvent, FetchFailed, FetchRequest, FromFetch
 from worker.host_cache import make_room, seal
+from worker.host_disk import disk_error
 from worker.parent_death import follow_parent
 
 logger = logging.getLogger("worker.fetch")
@@ -49,25 +53,28 @@ def main() -> None:
     logging.getLogger("worker").addHandler(lines)
     logging.getLogger("worker").setLevel(logging.INFO)
     request = msgspec.json.decode(sys.stdin.buffer.read(), type=FetchRequest)
-    try:
-        _fetch(request)
-    except ArrayError as error:
+
+    def fail(error: ArrayError) -> NoReturn:
         lines.send(FetchFailed(code=error.code, message=error.message, hint=error.hint))
+        # Threads of a client that has failed may be at work still.
+        os._exit(0)
+
+    try:
+        _fetch(request, fail)
+    except ArrayError as error:
+        fail(error)
     except OSError as error:
-        failure = _of_disk(request, error)
-        lines.send(FetchFailed(code=failure.code, message=failure.message, hint=failure.hint))
-    else:
-        lines.send(FetchDone())
-    # Threads of a client that has failed may be at work still.
+        fail(disk_error(f"write {request.source.content} to {request.cache_folder}", error))
+    lines.send(FetchDone())
     os._exit(0)
 
 
-def _fetch(request: FetchRequest) -> None:
+def _fetch(request: FetchRequest, fail: Callable[[ArrayError], NoReturn]) -> None:
     source, draft, cache_folder = request.source, Path(request.draft), Path(request.cache_folder)
     started = time.monotonic()
 
-    def begin(size_bytes: int, file_count: int) -> None:
-        make_room(cache_folder, source.key, size_bytes)
+    def begin(size_bytes: int, file_count: int) -> Downloading:
+        make_room(cache_folder, source.key, size_bytes, used_keys=request.used_keys)
         log_event(
             logger,
             logging.INFO,
@@ -77,6 +84,9 @@ def _fetch(request: FetchRequest) -> None:
             size_bytes=size_bytes,
             file_count=file_count,
         )
+        # Ranges from S3 come to the disk when they are whole: over a slow network none may for minutes.
+        stall_s = math.inf if is_on_s3(source.place) else request.stall_s
+        return Progress(source, draft, size_bytes, stall_s, fail).downloading
 
     if is_on_s3(source.place):
         from worker.fetch_s3 import fetch_objects  # noqa: PLC0415  one of the two clients is enough
@@ -97,14 +107,6 @@ def _fetch(request: FetchRequest) -> None:
         size_bytes=size_bytes,
         elapsed_s=round(elapsed_s, 3),
         bytes_per_s=round(size_bytes / elapsed_s),
-    )
-
-
-def _of_disk(request: FetchRequest, error: OSError) -> StorageError:
-    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return StorageError(
-        f"write {request.source.content} to {request.cache_folder}: {error.strerror or type(error).__name__}",
-        hint="other files took the room that was there: give the host a larger disk at /scratch" if is_full else None,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
 
@@ -13,16 +13,14 @@ from worker.contract.errors import EngineBootError, InputError, StorageError
 from worker.contract.model_place import digest_of, list_objects, missing_file
 from worker.contract.store import ObjectInfo
 from worker.contract.store_s3 import S3Store
+from worker.fetch_progress import Begin
 from worker.fetch_source import Source
-from worker.model_files import adapter_files, needed_files
+from worker.model_files import adapter_files, needed_files, path_in
 
 RANGE_BYTES = 16 << 20
 RANGE_COUNT = 32
 """At a time; as many as the store has connections."""
 READ_BYTES = 4 << 20
-
-Begin = Callable[[int, int], None]
-"""Called with the bytes and the files that are to come, before the first does."""
 
 
 def fetch_objects(source: Source, draft: Path, begin: Begin) -> int:
@@ -30,7 +28,7 @@ def fetch_objects(source: Source, draft: Path, begin: Begin) -> int:
 
     Raises:
         EngineBootError: no model, or no adapter, lies there.
-        InputError: other objects lie there than those that are pinned.
+        InputError: other objects lie there than those that are pinned, or some that can be no files.
         StorageError, ConfigError: S3 gave no answer, or refused; or what it gave is damaged.
     """
     store = S3Store()
@@ -46,17 +44,19 @@ def fetch_objects(source: Source, draft: Path, begin: Begin) -> int:
     names = adapter_files(found) if source.content == "adapter" else needed_files(found, source.load_format)
     wanted = {name: found[name] for name in sorted(names)}
     size_bytes = sum(info.size_bytes for info in wanted.values())
-    begin(size_bytes, len(wanted))
+    paths = {name: path_in(draft, name) for name in wanted}
+    downloading = begin(size_bytes, len(wanted))
     for name, info in wanted.items():
-        _make_file(draft / name, info.size_bytes)
+        _make_file(paths[name], info.size_bytes)
     with ThreadPoolExecutor(RANGE_COUNT) as pool:
         ranges = [
-            pool.submit(_fetch_range, store, info, draft / name, start)
+            pool.submit(_fetch_range, store, info, paths[name], start)
             for name, info in wanted.items()
             for start in range(0, info.size_bytes, RANGE_BYTES)
         ]
-        _finish(pool, ranges)
-        _finish(pool, [pool.submit(check_object, store, info, draft / name) for name, info in wanted.items()])
+        with downloading():
+            _finish(pool, ranges)
+        _finish(pool, [pool.submit(check_object, store, info, paths[name]) for name, info in wanted.items()])
     return size_bytes
 
 

@@ -9,6 +9,10 @@ import msgspec
 from worker.contract.formats import checksum_of
 from worker.contract.model_place import Content
 
+STALL_S = 300.0
+"""A download from a hub has failed if so long fewer than `STALL_BYTES` came."""
+STALL_BYTES = 1 << 20
+
 _SLUG_LENGTH = 60
 
 
@@ -38,6 +42,9 @@ class FetchRequest(msgspec.Struct, frozen=True, kw_only=True):
     cache_folder: str
     draft: str
     """An empty folder in it, to be filled and sealed."""
+    used_keys: list[str] = []
+    """Of what the worker itself uses already: nothing that will make room before it ends."""
+    stall_s: float = STALL_S
 
 
 class FetchEvent(msgspec.Struct, frozen=True, kw_only=True, tag=True):

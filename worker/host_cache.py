@@ -14,21 +14,26 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from worker.contract.errors import ConfigError, InterruptedRunError
+from worker.contract.errors import ConfigError, InterruptedRunError, StorageError
 from worker.contract.logs import log_event
+from worker.host_disk import disk_error, sizes_below, unequal_sizes
 from worker.interrupt import Interrupt
 
 RESERVE_BYTES = 1 << 30
 """What must stay free on the disk beside a filled folder: partitions and outputs are spooled there, too."""
 LOOK_S = 0.5
 """How often a worker that waits for another looks whether it is done."""
+ROOM_S = 300.0
+"""How long a worker waits for others to leave models that take the room which it needs."""
+ROOM_LOOK_S = 5.0
 
 _CONTENT_NAME = ".llm-array.json"
 
@@ -50,13 +55,18 @@ class HostCache:
         """
         self._folder = folder
         self._interrupt = interrupt
-        self._held: list[int] = []
+        self._held: list[tuple[str, int]] = []
 
     def close(self) -> None:
         """Let others remove what was used here."""
-        for descriptor in self._held:
+        for _, descriptor in self._held:
             os.close(descriptor)
         self._held.clear()
+
+    @property
+    def used_keys(self) -> list[str]:
+        """What was given so far."""
+        return [key for key, _ in self._held]
 
     def get(self, key: str, fill: Fill, **shown: Any) -> Path:
         """The filled folder of this key; `fill` is called if there is none, or if it is damaged.
@@ -69,6 +79,7 @@ class HostCache:
         Raises:
             InterruptedRunError: the worker must stop.
             ConfigError: the cache's own folder cannot be used.
+            StorageError: its disk is full, or fails.
             Exception: whatever `fill` raises. There is no folder then.
         """
         target = self._folder / key
@@ -76,34 +87,41 @@ class HostCache:
             if is_whole(target):
                 log_event(logger, logging.INFO, "model.found", folder=str(target), **shown)
             else:
-                if target.exists():
+                if os.path.lexists(target):
                     log_event(logger, logging.WARNING, "model.damaged", folder=str(target), **shown)
-                clear(self._folder, key)
-                draft = Path(tempfile.mkdtemp(dir=self._folder, prefix=f".{key}-"))
+                with self._disk_errors():
+                    clear(self._folder, key)
+                    draft = Path(tempfile.mkdtemp(dir=self._folder, prefix=f".{key}-"))
                 try:
                     fill(draft, descriptor)
                 except InterruptedRunError:
                     # Removing gigabytes takes longer than there may be: whoever comes next does.
                     raise
                 except BaseException:
-                    clear(self._folder, key)
+                    with suppress(OSError):
+                        clear(self._folder, key)
                     raise
-                # Other users' workers on this host read it, too.
-                draft.chmod(0o755)
-                draft.rename(target)
-                sync_folder(self._folder)
-            self._held.append(_shared(target))
+                with self._disk_errors():
+                    # Other users' workers on this host read it, too.
+                    draft.chmod(0o755)
+                    draft.rename(target)
+                    sync_folder(self._folder)
+            with self._disk_errors():
+                self._held.append((key, _shared(target)))
         return target
 
     @contextmanager
-    def _locked(self, key: str, shown: dict[str, Any]) -> Iterator[int]:
+    def _disk_errors(self) -> Iterator[None]:
         try:
+            yield
+        except OSError as error:
+            raise disk_error(f"use model cache {self._folder}", error) from error
+
+    @contextmanager
+    def _locked(self, key: str, shown: dict[str, Any]) -> Iterator[int]:
+        with self._disk_errors():
             self._folder.mkdir(parents=True, exist_ok=True)
             descriptor = open_lock(self._folder, key)
-        except OSError as error:
-            raise ConfigError(
-                f"use model cache {self._folder}: {error.strerror}", hint="name a folder of one's own by --work-dir"
-            ) from error
         try:
             is_waiting = False
             while not try_lock(descriptor):
@@ -140,36 +158,101 @@ def is_whole(folder: Path) -> bool:
     """Whether each file is there, in its size."""
     try:
         sizes = msgspec.json.decode((folder / _CONTENT_NAME).read_bytes(), type=dict[str, int])
-        return all((folder / name).stat().st_size == size for name, size in sizes.items())
-    except (OSError, msgspec.MsgspecError):
+        return bool(sizes) and all((folder / name).stat().st_size == size for name, size in sizes.items())
+    except (OSError, ValueError, msgspec.MsgspecError):
         return False
 
 
-def make_room(folder: Path, key: str, needed_bytes: int, free_bytes: Callable[[Path], int] | None = None) -> None:
+def make_room(
+    folder: Path,
+    key: str,
+    needed_bytes: int,
+    *,
+    used_keys: Collection[str] = (),
+    free_bytes: Callable[[Path], int] | None = None,
+    wait: Callable[[], bool] | None = None,
+) -> None:
     """See that so much fits on the disk, at the cost of other keys' folders that nobody uses, oldest use first.
+
+    If others use too much of them still, it is waited for them to leave.
 
     Args:
         folder: the cache's.
         key: whose lock the caller holds.
         needed_bytes: what is to come.
+        used_keys: what the caller's own worker will not leave before this is there.
         free_bytes: tells what is free on the disk of a folder; None asks the system.
+        wait: waits a little; gives False when it has been long enough. None waits `ROOM_S` in all.
 
     Raises:
-        ConfigError: it does not fit.
+        ConfigError: it would not fit if all others were gone.
+        StorageError: it would, but they did not leave.
     """
     free = free_bytes or _free_bytes
+    wait = wait or _limited_wait()
+    kept = {key, *used_keys}
+    expected_bytes = needed_bytes + RESERVE_BYTES
+    is_waiting = False
+    while not _evict_others(folder, kept, lambda: free(folder) >= expected_bytes):
+        if not is_waiting:
+            # What is renamed meanwhile may be missed, but hardly twice.
+            most_bytes = max(_others_bytes(folder, kept) + free(folder) for _ in range(2))
+            if most_bytes < expected_bytes:
+                expected, got = unequal_sizes(expected_bytes, most_bytes)
+                raise ConfigError(
+                    f"download into {folder}: there is too little room (expected {expected}, got {got} free if no "
+                    "other model were there)",
+                    hint="give the host a larger disk at /scratch, or name another folder by --work-dir",
+                )
+            log_event(
+                logger,
+                logging.INFO,
+                "model.waiting",
+                folder=str(folder),
+                key=key,
+                needed_bytes=expected_bytes,
+                free_bytes=free(folder),
+            )
+            is_waiting = True
+        if not wait():
+            expected, got = unequal_sizes(expected_bytes, free(folder))
+            raise StorageError(
+                f"download into {folder}: other workers' models take the room (expected {expected}, got {got} free)",
+                hint="the same again, once they have ended, has room; a larger disk at /scratch would hold all models",
+            )
+
+
+def _evict_others(folder: Path, kept: Collection[str], is_enough: Callable[[], bool]) -> bool:
+    """Remove what nobody uses, until it is enough; gives whether it is."""
     locks = sorted(folder.glob(".*.lock"), key=lambda path: path.stat().st_mtime)
     for other in (lock.name[1 : -len(".lock")] for lock in locks):
-        if free(folder) >= needed_bytes + RESERVE_BYTES:
-            return
-        if other != key:
-            _evict(folder, other)
-    if (left := free(folder)) < needed_bytes + RESERVE_BYTES:
-        raise ConfigError(
-            f"download into {folder}: there is too little room (expected {_gib(needed_bytes + RESERVE_BYTES)}, got "
-            f"{_gib(left)} free)",
-            hint="give the host a larger disk at /scratch, or name another folder by --work-dir",
-        )
+        if is_enough():
+            return True
+        if other not in kept:
+            # What cannot be removed is as good as used.
+            with suppress(OSError):
+                _evict(folder, other)
+    return is_enough()
+
+
+def _others_bytes(folder: Path, kept: Collection[str]) -> int:
+    """What other keys' folders and drafts take of the disk."""
+    others = (
+        path
+        for path in folder.iterdir()
+        if path.name not in kept and not any(path.name.startswith(f".{key}-") for key in kept)
+    )
+    return sum(min(sizes_below(path)) for path in others)
+
+
+def _limited_wait() -> Callable[[], bool]:
+    until = time.monotonic() + ROOM_S
+
+    def wait() -> bool:
+        time.sleep(ROOM_LOOK_S)
+        return time.monotonic() < until
+
+    return wait
 
 
 def _evict(folder: Path, key: str) -> None:
@@ -194,11 +277,16 @@ def _evict(folder: Path, key: str) -> None:
 def clear(folder: Path, key: str) -> None:
     """Remove a key's folder and drafts. Hold its lock. Files that a process has open stay with it."""
     target = folder / key
-    if target.exists():
+    if target.is_symlink() or target.is_file():
+        target.unlink()
+    elif target.exists():
         # Never a half-removed folder under the name of a whole one.
         target.rename(tempfile.mkdtemp(dir=folder, prefix=f".{key}-"))
     for left in folder.glob(f".{key}-*"):
-        shutil.rmtree(left, ignore_errors=True)
+        if left.is_dir() and not left.is_symlink():
+            shutil.rmtree(left, ignore_errors=True)
+        else:
+            left.unlink(missing_ok=True)
 
 
 def open_lock(folder: Path, key: str) -> int:
@@ -230,7 +318,3 @@ def _shared(folder: Path) -> int:
 
 def _free_bytes(folder: Path) -> int:
     return shutil.disk_usage(folder).free
-
-
-def _gib(size_bytes: int) -> str:
-    return f"{size_bytes / (1 << 30):,.1f} GiB"

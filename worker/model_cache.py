@@ -123,7 +123,9 @@ class ModelCache:
                 hint="unset it, or fetch the model beforehand: hf download MODEL --revision REVISION",
             )
         self._before_fetch()
-        request = FetchRequest(source=source, cache_folder=str(self._folder), draft=str(draft))
+        request = FetchRequest(
+            source=source, cache_folder=str(self._folder), draft=str(draft), used_keys=self._cache.used_keys
+        )
         process = subprocess.Popen(
             [sys.executable, "-m", "worker.fetch"],
             stdin=subprocess.PIPE,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from fnmatch import fnmatchcase
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
+from worker.contract.errors import InputError
 from worker.contract.model_place import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 
 WEIGHT_PATTERNS = {
@@ -47,6 +48,18 @@ def adapter_files(names: Collection[str]) -> set[str]:
     """The same of an adapter's files, among them one of each kind."""
     weights = next((name for name in ADAPTER_WEIGHTS if name in names), None)
     return {ADAPTER_CONFIG} | ({weights} if weights else set())
+
+
+def path_in(folder: Path, name: str) -> Path:
+    """Where a file of this name is to be written.
+
+    Raises:
+        InputError: that is not in the folder.
+    """
+    path = folder / name
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise InputError(f"write {name!r} to {folder}: it would lie elsewhere")
+    return path
 
 
 def _is_of_others(path: PurePosixPath) -> bool:

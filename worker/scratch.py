@@ -61,7 +61,7 @@ def check_scratch(folder: Path, mountinfo: Path = MOUNTINFO) -> None:
         mounts = [Mount.of(line) for line in lines if line]
         mount = mount_of(folder.resolve(), mounts)
         space = os.statvfs(folder) if folder.is_dir() else None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError) as error:  # the last is pathlib's for links in a circle
         cause = f"{type(error).__name__}: {error}"
         log_event(logger, logging.INFO, "scratch.unchecked", folder=folder, cause=cause)
         return

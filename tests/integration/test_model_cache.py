@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import boto3
+import msgspec
 import pytest
 
-from tests.fake_hub import FakeHub, Repository, running_hub
+from tests.fake_hub import FakeHub, Repository, blob_id, running_hub
 from tests.fakes import engine_command
 from tests.worker_runs import Ended, StartedWorker, lines, manifest_of, read_output, records, write_run
 from worker.contract.errors import EngineBootError, InputError, StorageError
@@ -22,7 +26,7 @@ from worker.contract.plan import Plan
 from worker.contract.store import open_store
 from worker.contract.store_s3 import S3Store
 from worker.fetch_s3 import RANGE_BYTES, check_object, fetch_objects
-from worker.fetch_source import Source
+from worker.fetch_source import FetchFailed, FetchRequest, Source, decode_line
 from worker.interrupt import Interrupt
 from worker.model_cache import ModelCache
 
@@ -56,6 +60,16 @@ def hub(tmp_path: Path) -> Iterator[FakeHub]:
     with running_hub() as found:
         found.repositories[MODEL] = Repository(write_model(tmp_path / "repository", FILES | BESIDE), COMMIT)
         yield found
+
+
+@dataclass(slots=True)
+class Lying(Repository):
+    """Lists a file that it has not."""
+
+    name: str = ""
+
+    def listing(self) -> list[dict[str, Any]]:
+        return [*Repository.listing(self), {"type": "file", "path": self.name, "size": 2, "oid": blob_id(b"{}")}]
 
 
 class Host:
@@ -202,6 +216,41 @@ def test_faults_on_the_way_cost_retries_and_never_a_byte(
     assert "retry.scheduled" in caplog.messages
 
 
+def test_a_download_that_hardly_comes_ends_as_one_to_be_tried_again(hub: FakeHub, host: Host, tmp_path: Path) -> None:
+    hub.faults[LARGE] = ["held"]
+    draft = tmp_path / "models" / "draft"
+    draft.mkdir(parents=True)
+    source = Source(content="model", place=MODEL, revision=COMMIT)
+    request = FetchRequest(source=source, cache_folder=str(draft.parent), draft=str(draft), stall_s=0.5)
+    ended = subprocess.run(
+        [sys.executable, "-m", "worker.fetch"],
+        input=msgspec.json.encode(request),
+        env={**os.environ, **host.variables},
+        capture_output=True,
+        check=True,
+        timeout=60,
+    )
+
+    last = decode_line(ended.stdout.splitlines()[-1])
+    assert isinstance(last, FetchFailed)
+    assert last.code == StorageError.code
+    assert "it hardly comes (expected 1,048,576 bytes or more in 0.5 s)" in last.message
+
+
+@pytest.mark.parametrize("name", ["/{0}/escaped.json", "../../escaped.json", "a//b.json", "x" * 256])
+def test_a_hub_that_lists_what_can_be_no_files_name_is_refused(
+    name: str, hub: FakeHub, host: Host, tmp_path: Path
+) -> None:
+    name = name.format(tmp_path)
+    hub.repositories[MODEL] = Lying(write_model(tmp_path / "lying", FILES), COMMIT, name=name)
+
+    with pytest.raises(InputError, match="can be no file's name") as caught:
+        host.fetch()
+    assert repr(name) in caught.value.message
+    assert list(tmp_path.rglob("escaped.json")) == []
+    assert host.folders() == []
+
+
 def test_a_damaged_copy_is_fetched_again(hub: FakeHub, host: Host, caplog: pytest.LogCaptureFixture) -> None:
     os.truncate(host.fetch() / LARGE, 1000)
     host.fetch()
@@ -340,6 +389,35 @@ class TestOnS3:
             host.fetch()
         assert host.folders() == []
 
+    @pytest.mark.parametrize("name", ["{0}/escaped.json", "../../../escaped.json", "config.json/b.json", "x" * 256])
+    def test_an_object_writes_nothing_outside_of_the_cache_and_its_model_is_refused(
+        self, name: str, place: str, tmp_path: Path
+    ) -> None:
+        name = name.format(tmp_path)
+        bucket, _, key = f"{place}/{name}".removeprefix("s3://").partition("/")
+        boto3.client("s3").put_object(Bucket=bucket, Key=key, Body=b"{}")
+        # As a planner that looks at no names would pin it.
+        listed = {one.uri.removeprefix(f"{place}/"): one for one in open_store(place).list(f"{place}/")}
+        assert name in listed
+        for number, revision in enumerate((digest_of(listed), None)):
+            host = Host(tmp_path / str(number), {}, model=place, model_revision=revision)
+            ended = host.end()
+
+            assert ended.exit_code == 65
+            assert ended.failure["message"].startswith(f"list model at {place}: {name!r} can be no file's name")
+            assert "remove the object" in ended.failure["hint"]
+            assert not ended.of("engine.started")
+        assert list(tmp_path.rglob("escaped.json")) == []
+
+    def test_keys_that_show_folders_in_consoles_are_no_files(self, host: Host, place: str) -> None:
+        client = boto3.client("s3")
+        bucket, _, key = place.removeprefix("s3://").partition("/")
+        for folder in ("", "1_Pooling/", "1_Pooling//"):
+            client.put_object(Bucket=bucket, Key=f"{key}/{folder}", Body=b"")
+        host.fetch()
+
+        assert host.contents() == FILES
+
     def test_without_a_pin_what_is_there_is_taken(self, place: str, tmp_path: Path) -> None:
         host = Host(tmp_path, {}, model=place)
         host.fetch()
@@ -361,7 +439,11 @@ class TestOnS3:
         begun: list[tuple[int, int]] = []
         source = Source(content="model", place=place, revision=digest_of(found))
 
-        assert fetch_objects(source, tmp_path, lambda *sizes: begun.append(sizes)) == 3 * len(content)
+        def begin(*sizes: int) -> Callable[[], AbstractContextManager[None]]:
+            begun.append((sizes[0], sizes[1]))
+            return nullcontext
+
+        assert fetch_objects(source, tmp_path, begin) == 3 * len(content)
         assert begun == [(3 * len(content), 4)]
         assert (tmp_path / "deeper" / "b.safetensors").read_bytes() == content
         assert (tmp_path / "a.safetensors").read_bytes() == content

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
 
 from tests.fake_hub import FakeHub, Repository, running_hub
@@ -200,6 +201,18 @@ def test_a_model_on_s3_is_pinned_by_its_objects(place: Place, s3_bucket: str) ->
     assert place.plan().model_revision == digest
     assert as_planned.exit_code == 65
     assert "its objects have changed" in as_planned.words
+
+
+def test_a_model_on_s3_with_an_object_that_can_be_no_file_stops_the_submission(place: Place, s3_bucket: str) -> None:
+    model = f"s3://{s3_bucket}/models/bad"
+    for name in ("config.json", "model.safetensors", "/tmp/x.json"):
+        boto3.client("s3").put_object(Bucket=s3_bucket, Key=f"models/bad/{name}", Body=b"{}")
+    refused = place.split("--model", model)
+
+    assert refused.exit_code == 65
+    assert f"list model at {model}: '/tmp/x.json' can be no file's name" in refused.words
+    assert "remove the object" in refused.words
+    assert not (place.folder / "r").exists()
 
 
 def test_a_secret_is_refused_with_the_way_to_secrets_manager(place: Place) -> None:

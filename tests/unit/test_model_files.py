@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from worker.model_files import adapter_files, needed_files
+from worker.contract.errors import InputError
+from worker.model_files import adapter_files, needed_files, path_in
 
 SMALL = {
     "config.json",
@@ -66,3 +69,14 @@ def test_of_an_adapter_come_its_configuration_and_the_weights_that_are_loaded(we
     beside = {"adapter_config.json", "README.md", "checkpoint-10/adapter_model.safetensors", "optimizer.pt"}
 
     assert adapter_files({weights, "adapter_model.pt"} | beside) == {"adapter_config.json", weights}
+
+
+def test_nothing_is_written_outside_of_the_folder_whatever_a_name_says(tmp_path: Path) -> None:
+    folder = tmp_path / "draft"
+    folder.mkdir()
+    (folder / "link").symlink_to(tmp_path)
+
+    assert path_in(folder, "deeper/x.json") == folder / "deeper" / "x.json"
+    for name in ("/etc/x.json", "../x.json", f"{folder}-2/x.json", "link/x.json"):
+        with pytest.raises(InputError, match="it would lie elsewhere"):
+            path_in(folder, name)

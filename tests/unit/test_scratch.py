@@ -150,6 +150,14 @@ def test_a_table_that_cannot_be_read_is_said_and_stops_nothing(
     assert [event["event"] for event in events_of(tmp_path, tmp_path / "none", capsys)] == ["scratch.unchecked"]
 
 
+def test_links_in_a_circle_are_said_and_stop_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    table = table_of(tmp_path, *IN_CONTAINER)
+
+    for folder in (tmp_path / "loop", tmp_path / "loop" / "deeper"):
+        assert [event["event"] for event in events_of(folder, table, capsys)] == ["scratch.unchecked"]
+
+
 CHECK = """
 import sys
 from pathlib import Path

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path, PurePosixPath
 from typing import Literal
 
 import msgspec
@@ -15,6 +15,8 @@ from worker.contract.store import ObjectInfo, Store
 
 MAX_OBJECT_COUNT = 10_000
 """Below one prefix. No model has so many files: whoever names a whole bucket by mistake is told."""
+MAX_PART_BYTES = 255
+"""Of a name, between two slashes: what Linux's file systems take."""
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin", "adapter_model.pt")
@@ -59,7 +61,7 @@ def list_objects(store: Store, place: str, content: Content) -> dict[str, Object
     """What lies at an `s3://` place, by name below it. Of an adapter's place only what belongs to the adapter.
 
     Raises:
-        InputError: there is far too much for a model.
+        InputError: there is far too much for a model, or an object whose name cannot be a file's in a folder.
         ArrayError: storage did not answer, or refused.
     """
     prefix, found = folder_uri(place), {}
@@ -69,14 +71,51 @@ def list_objects(store: Store, place: str, content: Content) -> dict[str, Object
         if content == "adapter" and name not in (ADAPTER_CONFIG, *ADAPTER_WEIGHTS):
             continue
         # Consoles make keys that end so to show folders.
-        if not name.endswith("/"):
+        if info.size_bytes or not info.uri.endswith("/"):
             found[name] = info
         if len(found) > MAX_OBJECT_COUNT:
             raise InputError(
                 f"list {content} at {place}: there are more than {MAX_OBJECT_COUNT:,} objects (expected a model's files)",
                 hint="name the prefix that holds config.json",
             )
+    check_names(f"list {content} at {place}", found, hint="remove the object, or name a prefix without it")
     return found
+
+
+def check_names(what: str, names: Collection[str], hint: str) -> None:
+    """See that files of these names, all of them, can lie in one folder, and none outside of it.
+
+    Args:
+        what: verb and object of the message.
+        names: below the folder, parted by slashes.
+        hint: the reader's next step.
+
+    Raises:
+        InputError: they cannot.
+    """
+    found = set(names)
+    for name in names:
+        fault = _fault_of(name)
+        if fault is None and (
+            clash := next((one for one in PurePosixPath(name).parents[:-1] if str(one) in found), None)
+        ):
+            fault = f"{str(clash)!r}, which lies there, too, would have to be a file and a folder"
+        if fault:
+            raise InputError(f"{what}: {name!r} can be no file's name: {fault}", hint=hint)
+
+
+def _fault_of(name: str) -> str | None:
+    try:
+        parts = name.encode().split(b"/")
+    except UnicodeEncodeError:
+        return "it is no Unicode text"
+    if not {b"", b".", b".."}.isdisjoint(parts):
+        return "it leads elsewhere (expected no empty part, no . and no .. between slashes)"
+    if "\0" in name:
+        return "it holds a NUL"
+    if (longest := max(map(len, parts))) > MAX_PART_BYTES:
+        return f"a part of it is too long (expected at most {MAX_PART_BYTES} bytes, got {longest:,})"
+    return None
 
 
 def digest_of(objects: Mapping[str, ObjectInfo]) -> str:
