@@ -129,6 +129,7 @@ def submit(
         warnings = _location_warnings(layout) + found
         submitter = Submitter(records=records, plan=plan, batch=batch, targets=targets, notify=notify)
         settled = _submit_rest(work, submitter)
+    warnings += tuple(work.warnings())
     in_order = [settled[submission_id] for submission_id in sorted(settled, key=int)]
     return SubmitResult(
         run_uri=layout.run_uri,
@@ -175,6 +176,7 @@ def dry_run(
         warnings=(
             *_location_warnings(layout),
             *warnings,
+            *work.warnings(),
             *(
                 f"submission {entry.submission_id} may have its job already: it is looked for first"
                 for entry in open_ones

@@ -6,7 +6,8 @@ as RUNNABLE for ever.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,24 +20,68 @@ from submitter.limits import MAX_TAGS
 from worker.contract.errors import ConfigError, UsageError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checked:
-    """A target that can take the submission."""
-
-    shape: DefinitionShape
-    warnings: tuple[str, ...]
-
-
-def check_target(batch: Batch, options: SubmitOptions) -> Checked:
+def check_targets(batch: Batch, options: SubmitOptions) -> tuple[Targets, tuple[str, ...]]:
     """See that the queue takes jobs, that the definition exists, and that the queue has a host for it.
 
-    Only describes: nothing is changed in AWS.
+    The same for the fallback's queue, if there is one. One of the two may have a fair-share policy and the other none:
+    share identifier and priority go where they are taken. Only describes: nothing is changed in AWS.
+
+    Returns:
+        The queue and the fallback's, and what there is to warn of.
 
     Raises:
-        ConfigError: the queue or the definition is missing, disabled or broken, or a job would never start.
-        UsageError: the queue's scheduling policy and the options do not go together.
+        ConfigError: a queue or the definition is missing, disabled or broken, or a job would never start.
+        UsageError: both are one queue, or a queue's scheduling policy and the options do not go together.
     """
-    queue = usable_queue(batch, options.job_queue)
+    first = usable_queue(batch, options.job_queue)
+    if options.fallback is None:
+        target, warnings = _check_target(batch, _scheduled(options, [first], first), first)
+        return Targets(first=target, fallback=None), tuple(warnings)
+    other_options = replace(options, job_queue=options.fallback.job_queue, fallback=None)
+    with _remembered_fallback(options):
+        other = usable_queue(batch, other_options.job_queue)
+    if other["jobQueueArn"] == first["jobQueueArn"]:
+        raise UsageError(
+            f"read --fallback-queue: {other_options.job_queue} is the job queue itself (expected another)",
+            hint="name an On-Demand queue, or leave it out",
+        )
+    queues = [first, other]
+    target, warnings = _check_target(batch, _scheduled(options, queues, first), first)
+    with _remembered_fallback(options):
+        fallback, more = _check_target(batch, _scheduled(other_options, queues, other), other)
+    return Targets(first=target, fallback=fallback), tuple(dict.fromkeys([*warnings, *more]))
+
+
+@contextmanager
+def _remembered_fallback(options: SubmitOptions) -> Iterator[None]:
+    try:
+        yield
+    except ConfigError as error:
+        if "fallback" not in options.remembered:
+            raise
+        raise ConfigError(
+            f"{error.message}; an earlier submission of the run named this fallback queue, and it is remembered",
+            hint="--fallback-queue '' drops it, --fallback-queue NAME names another",
+        ) from error
+
+
+def _scheduled(options: SubmitOptions, queues: Sequence[Mapping[str, Any]], queue: Mapping[str, Any]) -> SubmitOptions:
+    """Options for one of the queues: those that only another takes, or that nobody asks for now, are left out."""
+    if _is_fair_share(queue):
+        return options
+    is_taken = any(map(_is_fair_share, queues))
+
+    def is_left_out(name: str) -> bool:
+        return is_taken or name in options.remembered
+
+    return replace(
+        options,
+        share_identifier=None if is_left_out("share_identifier") else options.share_identifier,
+        scheduling_priority=None if is_left_out("scheduling_priority") else options.scheduling_priority,
+    )
+
+
+def _check_target(batch: Batch, options: SubmitOptions, queue: Mapping[str, Any]) -> tuple[Target, list[str]]:
     _check_scheduling(queue, options)
     definition = active_definition(batch, options.job_definition)
     shape = _shape_of(definition, options)
@@ -50,32 +95,7 @@ def check_target(batch: Batch, options: SubmitOptions) -> Checked:
         *fit_warnings(options.job_queue, options.job_definition, needed, environments),
         *_retry_warnings(definition, options),
     ]
-    return Checked(shape=shape, warnings=tuple(warnings))
-
-
-def check_targets(batch: Batch, options: SubmitOptions) -> tuple[Targets, tuple[str, ...]]:
-    """The same for the queue and, if there is one, the fallback's; gives them with what there is to warn of.
-
-    One of the two may have a fair-share policy and the other none: share identifier and priority go where they are taken.
-
-    Raises:
-        ConfigError, UsageError: see `check_target`.
-    """
-    asked = [options]
-    if options.fallback is not None:
-        asked.append(replace(options, job_queue=options.fallback.job_queue, fallback=None))
-        fair = [_is_fair_share(usable_queue(batch, one.job_queue)) for one in asked]
-        if any(fair):
-            asked = [
-                one if is_fair else replace(one, share_identifier=None, scheduling_priority=None)
-                for one, is_fair in zip(asked, fair, strict=True)
-            ]
-    checked = [check_target(batch, one) for one in asked]
-    first, *others = (
-        Target(options=one, shape=found.shape, region=batch.region) for one, found in zip(asked, checked, strict=True)
-    )
-    warnings = dict.fromkeys(warning for found in checked for warning in found.warnings)
-    return Targets(first=first, fallback=others[0] if others else None), tuple(warnings)
+    return Target(options=options, shape=shape, region=batch.region), warnings
 
 
 def usable_queue(batch: Batch, name: str) -> dict[str, Any]:

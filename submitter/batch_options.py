@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from submitter.batch_request import SubmitOptions
+from submitter.batch_request import SubmitOptions, is_same_queue
 from submitter.click_options import decorated, option, required
 from submitter.limits import check_environment
 from submitter.settings import FileSettings, merged_table
@@ -45,6 +45,8 @@ class BatchFlags:
     wait: bool
     wait_every: int
     """Seconds."""
+    remembered: frozenset[str] = frozenset()
+    """As of `SubmitOptions`."""
 
     def refuse_dry_run(self) -> None:
         """Where no request is made that could be shown.
@@ -73,6 +75,7 @@ class BatchFlags:
             tags=self.tags,
             environment=self.environment,
             fallback=self.fallback(),
+            remembered=self.remembered,
         )
 
     def fallback(self) -> Fallback | None:
@@ -97,15 +100,22 @@ class BatchFlags:
         last = submissions[-1].submission
         first_queue = [known.submission.job_queue for known in submissions if not known.submission.is_fallback]
         queue = self.queue or (first_queue[-1] if first_queue else None)
-        fallback_queue, fallback_after = self.fallback_queue, self.fallback_after
-        if fallback_queue is None and last.fallback is not None and last.fallback.job_queue != queue:
-            fallback_queue, fallback_after = last.fallback.job_queue, fallback_after or last.fallback.after
+        flags, remembered = self, set()
+        if self.fallback_queue is None and last.fallback and not is_same_queue(last.fallback.job_queue, queue or ""):
+            after = self.fallback_after or last.fallback.after
+            flags = replace(flags, fallback_queue=last.fallback.job_queue, fallback_after=after)
+            remembered.add("fallback")
+        if self.share is None and last.share_identifier is not None:
+            flags = replace(flags, share=last.share_identifier)
+            remembered.add("share_identifier")
+        if self.priority is None and last.scheduling_priority is not None:
+            flags = replace(flags, priority=last.scheduling_priority)
+            remembered.add("scheduling_priority")
         return replace(
-            self,
+            flags,
             queue=queue,
             job_definition=self.job_definition or last.job_definition,
-            fallback_queue=fallback_queue,
-            fallback_after=fallback_after,
+            remembered=frozenset(remembered),
         )
 
 
@@ -121,7 +131,7 @@ def batch_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(command)
     def wrapped(*args: Any, **values: Any) -> Any:
         settings = click.get_current_context().obj or FileSettings({}, {}, None)
-        names = {one.name for one in fields(BatchFlags)} - {"tags", "environment", "timeout_s"}
+        names = {one.name for one in fields(BatchFlags)} - {"tags", "environment", "timeout_s", "remembered"}
         flags = BatchFlags(
             tags=merged_table("tags", settings, values.pop("tag"), as_text=True),
             environment=_environment(merged_table("env", settings, values.pop("env"), as_text=True)),
@@ -149,8 +159,13 @@ def batch_options(command: Callable[..., Any]) -> Callable[..., Any]:
             metavar="K",
             help=f"Interrupted submissions of a partition before it does. [default: {DEFAULT_FALLBACK_AFTER}]",
         ),
-        option("--share", metavar="ID", help="Share identifier; fair-share queues need one."),
-        option("--priority", type=click.IntRange(0, 9999), metavar="N", help="Scheduling priority within the share."),
+        option("--share", metavar="ID", help="Share identifier; fair-share queues need one. Remembered."),
+        option(
+            "--priority",
+            type=click.IntRange(0, 9999),
+            metavar="N",
+            help="Scheduling priority within the share. Remembered.",
+        ),
         option(
             "--timeout", type=click.IntRange(60), metavar="SECONDS", help="Time limit of each attempt; not retried."
         ),

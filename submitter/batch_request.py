@@ -37,6 +37,8 @@ class SubmitOptions:
     """Where partitions go that were interrupted again and again. None: they stay in the queue."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """More variables for the container. Whoever may describe the job sees them: secrets belong into the definition."""
+    remembered: frozenset[str] = frozenset()
+    """Which of `fallback`, `share_identifier` and `scheduling_priority` an earlier submission asked for, and nobody now."""
 
     def __post_init__(self) -> None:
         limits.check_queue(self.job_queue)
@@ -93,6 +95,13 @@ class Targets:
     def of(self, submission: Submission) -> Target:
         """Where a submission goes that was written by whomever: without a fallback now, to the first queue."""
         return self.fallback if submission.is_fallback and self.fallback else self.first
+
+
+def is_same_queue(one: str, other: str) -> bool:
+    """Whether two names or ARNs are of one queue, as far as they say."""
+    if one.startswith("arn:") and other.startswith("arn:"):
+        return one == other
+    return one.rpartition("/")[2] == other.rpartition("/")[2]
 
 
 def assumed_targets(options: SubmitOptions, region: str) -> Targets:

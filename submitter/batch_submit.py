@@ -134,12 +134,14 @@ class Submitter:
 
     def _jobs_of(self, known: Known) -> list[dict[str, Any]]:
         oldest = seconds_of(known.submission.created_at) - CLOCK_MARGIN_S
-        return [
-            job
+        found = {
+            # A queue may be named twice, by its name and by its ARN.
+            job["jobId"]: job
             for queue in known.queues(self._queue(known))
             for job in self._jobs_in(queue, known)
             if job.get("createdAt", oldest * 1000) >= oldest * 1000
-        ]
+        }
+        return list(found.values())
 
     def _jobs_in(self, queue: str, known: Known) -> list[dict[str, Any]]:
         try:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from submitter.batch_records import Known, Records, id_after
-from submitter.batch_request import Targets, job_name_for
+from submitter.batch_request import SubmitOptions, Targets, job_name_for
 from submitter.limits import MAX_ARRAY_SIZE
+from submitter.output import count
 from worker.contract.errors import UsageError
 from worker.contract.layout import RunLayout
 from worker.contract.plan import Plan
@@ -24,6 +25,11 @@ class Awaited:
     """What it holds, in array order. The job that waits holds the same."""
     lost: frozenset[int]
     """Partitions whose child has failed there: Batch fails the child that waits for it, too."""
+
+    def runnable(self) -> Iterator[int]:
+        """Partitions that the job that waits will work on."""
+        held = (index for first, last in self.partition_ranges for index in range(first, last + 1))
+        return (index for index in held if index not in self.lost)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,11 +47,11 @@ def whole(plan: Plan, partition_indices: Iterable[int] | None) -> tuple[Share, .
     Raises:
         UsageError: the run has no such partition.
     """
-    count = len(plan.partitions)
-    wanted = range(count) if partition_indices is None else sorted(set(partition_indices))
-    wrong = next((index for index in wanted if not 0 <= index < count), None)
+    size = len(plan.partitions)
+    wanted = range(size) if partition_indices is None else sorted(set(partition_indices))
+    wrong = next((index for index in wanted if not 0 <= index < size), None)
     if wrong is not None:
-        raise UsageError(f"submit partition {wrong}: the run has {count} (expected 0 to {count - 1})")
+        raise UsageError(f"submit partition {wrong}: the run has {size} (expected 0 to {size - 1})")
     return (Share(partition_indices=tuple(wanted)),)
 
 
@@ -78,14 +84,30 @@ class Work:
         ]
 
     def remaining(self) -> list[Share]:
-        """Shares of which something is left, with that alone."""
+        """Shares of which something is left to submit, with that alone."""
+        return [share for share, is_broken in self._left() if not is_broken]
+
+    def warnings(self) -> Iterator[str]:
+        """Says what is left and cannot be submitted by this submitter."""
+        for share, is_broken in self._left():
+            if is_broken and share.awaited:
+                yield (
+                    f"{count(len(share.partition_indices), 'partition')} not submitted: another submission has part of "
+                    f"what job {share.awaited.job_id} holds, and what waits for that must hold the same; submit resume "
+                    "takes up what is left"
+                )
+
+    def _left(self) -> Iterator[tuple[Share, bool]]:
+        """Shares of which something is left, with that alone; whether they can be submitted no more.
+
+        What waits for an array is all of it or nothing: with a part of it in another job that part would be done twice.
+        """
         covered = {index for known in self.counted() for index in self._held(known.submission)}
-        left = []
         for share in self._shares:
             indices = tuple(index for index in share.partition_indices if index not in covered)
             if indices:
-                left.append(Share(partition_indices=indices, is_fallback=share.is_fallback, awaited=share.awaited))
-        return left
+                is_broken = share.awaited is not None and not covered.isdisjoint(share.awaited.runnable())
+                yield replace(share, partition_indices=indices), is_broken
 
     def is_done(self) -> bool:
         return not self.remaining() and not any(known.is_open for known in self.counted())
@@ -106,11 +128,12 @@ def plan_submissions(
     target = targets.fallback if share.is_fallback else targets.first
     assert target is not None
     if share.awaited is None:
-        count = -(-len(indices) // MAX_ARRAY_SIZE)
-        bounds = [len(indices) * number // count for number in range(count + 1)] if count else []
+        arrays = -(-len(indices) // MAX_ARRAY_SIZE)
+        bounds = [len(indices) * number // arrays for number in range(arrays + 1)] if arrays else []
         held = [ranges_of(indices[start:end]) for start, end in pairwise(bounds)]
     else:
         held = [share.awaited.partition_ranges]
+    scheduling = _scheduling_of(targets)
     ids = [f"{int(first_id) + number:04d}" for number in range(len(held))]
     return tuple(
         Submission(
@@ -124,6 +147,14 @@ def plan_submissions(
             depends_on=share.awaited.job_id if share.awaited else None,
             fallback=targets.first.options.fallback,
             is_fallback=share.is_fallback,
+            share_identifier=scheduling.share_identifier,
+            scheduling_priority=scheduling.scheduling_priority,
         )
         for submission_id, ranges in zip(ids, held, strict=True)
     )
+
+
+def _scheduling_of(targets: Targets) -> SubmitOptions:
+    """The options that have share identifier and priority, if they were asked for: a queue that takes none lacks them."""
+    first = targets.first.options
+    return targets.fallback.options if targets.fallback and first.share_identifier is None else first

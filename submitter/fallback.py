@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from submitter.batch_records import Known
+from submitter.batch_request import is_same_queue
 from submitter.output import count
 from submitter.run_jobs import RunJob, exit_code_of_child, failed_children
 from worker.contract.errors import ExitCode
@@ -52,7 +53,9 @@ def divide(
     interrupted: Counter[int] = Counter()
     refused: set[int] = set()
     for known in submissions:
-        is_first_queue = not known.submission.is_fallback and known.submission.job_queue != rule.job_queue
+        is_first_queue = not known.submission.is_fallback and not is_same_queue(
+            known.submission.job_queue or "", rule.job_queue
+        )
         held = set(left).intersection(known.submission.partition_indices())
         for index, verdict in _verdicts(by_id.get(known.submission_id), held):
             # Of what was refused once and interrupted since, the last is what matters.

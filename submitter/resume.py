@@ -128,7 +128,7 @@ class Ready:
     free: tuple[int, ...]
     awaiting: tuple[Share, ...] = ()
     held: tuple[int, ...] = ()
-    """Partitions whose inputs the run before has not made, and no job has in hand."""
+    """Partitions whose inputs the run before has not made, and no job of this run can wait for now."""
 
     @property
     def is_nothing(self) -> bool:

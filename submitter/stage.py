@@ -41,6 +41,8 @@ class Before:
     run: PlannedRun
     done: frozenset[int]
     going: tuple[GoingJob, ...]
+    elsewhere: frozenset[int] = frozenset()
+    """Partitions in the hand of jobs in another region, which no job here can wait for."""
 
     @property
     def is_finished(self) -> bool:
@@ -55,14 +57,27 @@ class Offer:
     """Their inputs are there."""
     awaiting: tuple[Share, ...]
     """They wait for jobs of the run before."""
-    held: tuple[int, ...]
+    under_way: tuple[int, ...]
+    """A job has their inputs in hand that no job of this run can wait for now."""
+    lacking: tuple[int, ...]
     """No job has their inputs in hand."""
 
+    @property
+    def held(self) -> tuple[int, ...]:
+        """What cannot be submitted now."""
+        return tuple(sorted((*self.under_way, *self.lacking)))
+
     def notes(self, before_uri: str, run_uri: str) -> Iterator[str]:
-        if self.held:
+        if self.under_way:
             yield (
-                f"{count(len(self.held), 'partition')} not submitted: {before_uri} has not done them, and no job has them in "
-                f"hand; submit resume {before_uri}, then submit resume {run_uri}"
+                f"{count(len(self.under_way), 'partition')} not submitted: their inputs are still under way in a job of "
+                f"{before_uri} that no other job can wait for now; submit resume {run_uri} again once they are there, or "
+                "once this run's own job has ended"
+            )
+        if self.lacking:
+            yield (
+                f"{count(len(self.lacking), 'partition')} not submitted: {before_uri} has not done them, and no job has them "
+                f"in hand; submit resume {before_uri}, then submit resume {run_uri}"
             )
 
 
@@ -71,12 +86,16 @@ def look_at_before(run: PlannedRun, ask: Callable[[], Batch | None]) -> Before:
     records = Records(store=run.store, layout=run.layout, patience=Patience())
     submissions = batch_submissions(records)
     going = []
+    elsewhere: set[int] = set()
     if submissions and (batch := ask()):
         for job in look_up_jobs(batch, submissions, records.patience.now()):
-            if job.state in ("active", "unlisted") and job.batch.region == batch.region:
+            if job.batch.region != batch.region:
+                elsewhere |= partitions_in_hand(job)
+            elif job.state in ("active", "unlisted"):
                 lost = frozenset(failed_children(job))
                 going.append(GoingJob(job=job, in_hand=frozenset(partitions_in_hand(job)), lost=lost))
-    return Before(run=run, done=frozenset(run.outputs().by_index), going=tuple(going))
+    done = frozenset(run.outputs().by_index)
+    return Before(run=run, done=done, going=tuple(going), elsewhere=frozenset(elsewhere))
 
 
 def open_before(after: After) -> PlannedRun:
@@ -115,6 +134,11 @@ def offer(left: Sequence[int], before: Before, waiting: Sequence[int] = ()) -> O
         awaited = Awaited(job_id=going.job.job_id, partition_ranges=submission.partition_ranges, lost=going.lost)
         awaiting.append(Share(partition_indices=tuple(sorted(found)), awaited=awaited))
         rest -= found
+    held = rest - before.done
+    under_way = held & before.elsewhere.union(*(going.in_hand for going in before.going))
     return Offer(
-        free=tuple(sorted(rest & before.done)), awaiting=tuple(awaiting), held=tuple(sorted(rest - before.done))
+        free=tuple(sorted(rest & before.done)),
+        awaiting=tuple(awaiting),
+        under_way=tuple(sorted(under_way)),
+        lacking=tuple(sorted(held - under_way)),
     )

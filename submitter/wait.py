@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from submitter.batch_records import Known, Records
+from submitter.batch_records import Known, Patience, Records
 from submitter.output import Output, count
 from submitter.planned_run import PlannedRun
 from submitter.progress import Show, progress_bar
@@ -23,6 +23,7 @@ from submitter.run_jobs import (
     statuses_of,
 )
 from worker.contract.errors import ArrayError, BatchError, ExitCode, InterruptedRunError, StorageError
+from worker.contract.formats import seconds_of
 
 if TYPE_CHECKING:
     from submitter.batch_client import Batch
@@ -106,7 +107,7 @@ class _Wait:
         """Jobs that went on at some look: those that had ended before it are not shown."""
 
     def look(self) -> Waited | None:
-        """None: jobs go on, or nobody could tell."""
+        """None: jobs go on or are being submitted, or nobody could tell."""
         try:
             if not self._goes_on() and not self._goes_on_after_all():
                 return self._ended()
@@ -125,10 +126,11 @@ class _Wait:
     def _goes_on_after_all(self) -> bool:
         """There may be later submissions, of another command."""
         found = batch_submissions(self._records)
-        if found == self._submissions:
-            return False
-        self._submissions = found
-        return self._goes_on()
+        if found != self._submissions:
+            self._submissions = found
+            if self._goes_on():
+                return True
+        return any(_is_being_submitted(known, self._records.patience) for known in found)
 
     def _show_counts(self, jobs: Sequence[RunJob]) -> None:
         counts: Counter[str] = Counter()
@@ -158,6 +160,15 @@ class _Wait:
         if not self._last_problem:
             self._output.note(f"{error.message}; the wait goes on")
         self._last_problem = error.message
+
+
+def _is_being_submitted(known: Known, patience: Patience) -> bool:
+    """Whether another command may be about to give a submission its job: for as long as its claim lasts."""
+    last = known.claims[-1] if known.claims else None
+    if not known.is_open or (last and last.released):
+        return False
+    age_s = patience.now() - seconds_of(last.claimed_at if last else known.submission.created_at)
+    return -patience.skew_s <= age_s < patience.hold_s + patience.skew_s
 
 
 def _holds_any(job: RunJob, partitions: Sequence[int]) -> bool:

@@ -216,6 +216,18 @@ class TestDeath:
         assert [job.outcome for job in result.jobs] == ["recovered"]
         assert setting.times_submitted() == Counter(range(3))
 
+    def test_a_job_is_no_second_one_for_being_found_by_the_name_and_the_arn_of_its_queue(
+        self, setting: Setting
+    ) -> None:
+        with pytest.raises(Crash):
+            setting.submit(3, store=CrashingStore(2, after=False))
+        arn = setting.fake.queues["gpu"]["jobQueueArn"]
+
+        result = setting.submit(3, SubmitOptions(job_queue=arn, job_definition=DEFINITION))
+
+        assert [job.outcome for job in result.jobs] == ["recovered"]
+        assert not any("second job" in warning for warning in result.warnings)
+
     def test_a_deleted_queue_holds_no_job(self, setting: Setting) -> None:
         setting.fake.add_queue("other", ["p5"])
         with pytest.raises(Crash):

@@ -245,7 +245,8 @@ def test_jobs_in_another_region_are_not_waited_for(place: Setting) -> None:
     done = second_run()
 
     assert checked(done)["submission"]["jobs"][0]["partition_ranges"] == [[0, 0]]
-    assert "2 partitions not submitted" in done.stderr
+    assert "2 partitions not submitted: their inputs are still under way" in done.stderr
+    assert f"submit resume {Path('a').absolute()}" not in done.stderr
 
 
 def test_a_dry_run_shows_the_requests_with_what_they_wait_for(place: Setting) -> None:

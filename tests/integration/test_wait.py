@@ -14,7 +14,7 @@ import pytest
 
 from submitter.batch import submit
 from submitter.batch_client import Batch
-from submitter.batch_records import Records
+from submitter.batch_records import Hold, Patience, Records
 from submitter.output import Output
 from submitter.planned_run import PlannedRun
 from submitter.wait import Waited, wait_for_run
@@ -24,6 +24,7 @@ from tests.fake_aws_server import now_ms
 from tests.fake_batch import new_attempt
 from tests.worker_runs import lines, records, write_run
 from worker.contract.errors import BatchError, ConfigError, ExitCode, InterruptedRunError
+from worker.contract.submission import Submission, Submitted
 
 Json = dict[str, Any]
 ON_QUEUE = ("--queue", "gpu", "--job-definition", DEFINITION, "--json")
@@ -119,6 +120,90 @@ def test_a_later_submission_of_another_command_is_waited_for_too(setting: Settin
     waited = wait(setting, 3, fail_and_resume, succeed)
 
     assert waited.exit_code is ExitCode.OK
+
+
+def written_by_another(setting: Setting) -> None:
+    """A submission of partition 1 whose command has not called SubmitJob yet."""
+    at_work = Records(store=setting.store, layout=setting.layout, patience=setting.clock.patience())
+    submission = Submission(
+        submission_id="0002",
+        created_at=at_work.timestamp(),
+        target="batch",
+        job_name="r-0002",
+        job_queue="gpu",
+        job_definition="d:1",
+        partition_ranges=((1, 1),),
+    )
+    assert at_work.create(submission)
+
+
+def claim(setting: Setting, *, released: bool) -> None:
+    at_work = Records(store=setting.store, layout=setting.layout, patience=setting.clock.patience())
+    submission = at_work.read("0002").submission
+    hold = Hold(records=at_work, submission=submission, number=2, claimed_at_s=setting.clock.now())
+    assert at_work.create_claim(hold, "gpu", released=released)
+
+
+def test_what_another_command_is_submitting_is_waited_for(setting: Setting) -> None:
+    setting.submit(3)
+
+    def fail_and_begin() -> None:
+        end(setting, "SFS")
+        written_by_another(setting)
+
+    def answer() -> None:
+        job = setting.batch.submit_job({**setting.fake.jobs[0]["request"], "jobName": "r-0002"})
+        at_work = Records(store=setting.store, layout=setting.layout, patience=setting.clock.patience())
+        submitted = Submitted(
+            submission_id="0002", submitted_at=at_work.timestamp(), job_id=job["jobId"], job_arn=job["jobArn"]
+        )
+        at_work.record(submitted)
+
+    def succeed() -> None:
+        setting.fake.set_children(setting.fake.jobs[1], ["SUCCEEDED"] * 3)
+        put_outputs(setting, 1)
+
+    waited = wait(setting, 3, fail_and_begin, lambda: None, answer, succeed)
+
+    assert waited.exit_code is ExitCode.OK
+
+
+def test_a_submission_whose_command_has_died_is_waited_for_no_longer_than_its_claim_lasts(setting: Setting) -> None:
+    setting.submit(3)
+    end(setting, "SFS")
+    written_by_another(setting)
+    patience = Patience()
+    life_s = patience.hold_s + patience.skew_s
+
+    setting.clock.sleep(life_s - 1)
+    waited = wait(setting, 3, lambda: setting.clock.sleep(1))
+
+    assert (waited.exit_code, waited.missing) == (ExitCode.INTERRUPTED, (1,))
+
+
+def test_a_submission_that_was_taken_over_is_waited_for_as_long_as_that_claim_lasts(setting: Setting) -> None:
+    setting.submit(3)
+    end(setting, "SFS")
+    written_by_another(setting)
+    setting.clock.sleep(1000)
+    claim(setting, released=False)
+
+    waited = wait(setting, 3, lambda: setting.clock.sleep(1000))
+
+    assert waited.missing == (1,)
+
+
+@pytest.mark.parametrize("is_released", [True, False])
+def test_a_submission_that_nobody_is_at_any_more_is_not_waited_for(setting: Setting, *, is_released: bool) -> None:
+    setting.submit(3)
+    end(setting, "SFS")
+    written_by_another(setting)
+    if is_released:
+        claim(setting, released=True)
+    else:
+        setting.clock.sleep(1000)
+
+    assert wait(setting, 3).missing == (1,)
 
 
 @pytest.mark.parametrize(

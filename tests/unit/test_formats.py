@@ -116,6 +116,12 @@ def test_golden_files_of_version_1_read_and_write_alike(name: str, document: Doc
     assert encode(document) == golden
 
 
+def test_a_submission_from_before_shares_were_remembered_is_read() -> None:
+    golden = (GOLDEN / "submission.v1.before-shares.json").read_bytes()
+
+    assert decode(golden, Submission, "golden") == SUBMISSION
+
+
 def test_a_manifest_from_before_later_fields_is_read() -> None:
     fields: dict[str, Any] = msgspec.json.decode(encode(MANIFEST))
     del fields["earlier_attempts"]

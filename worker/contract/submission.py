@@ -38,6 +38,10 @@ class Submission(Document, frozen=True, kw_only=True):
     """What was asked for then: a later command that says nothing else goes on with it."""
     is_fallback: bool = False
     """It went to the fallback's queue."""
+    share_identifier: str | None = None
+    """What was asked for then, of all its queues: one that has no fair-share policy takes none."""
+    scheduling_priority: int | None = None
+    """The same."""
 
     @property
     def size(self) -> int:
