@@ -50,12 +50,15 @@ def test_a_storm_over_real_engines_changes_nothing(tmp_path: Path) -> None:
         variables={},
         longest_calm_s=10.0,
     )
-    run_uri, _ = storm.new_run(CONTENT, model=model, engine_args=ENGINE_ARGS)
+    storms: list[str] = []
+    # On a fast machine a run may end before it was struck so often.
+    while storm.kill_count < KILL_COUNT:
+        run_uri, _ = storm.new_run(CONTENT, model=model, engine_args=ENGINE_ARGS)
+        storm.weather(run_uri, {}, wants_more=lambda: storm.kill_count < KILL_COUNT)
+        storms.append(run_uri)
 
-    storm.weather(run_uri, {}, wants_more=lambda: storm.kill_count < KILL_COUNT)
-
-    assert storm.kill_count == KILL_COUNT
-    assert read_output(run_uri, plan) == read_output(undisturbed, plan)
-    manifest = manifest_of(run_uri)
-    assert (manifest.record_count, manifest.ok_count) == (RECORD_COUNT, RECORD_COUNT)
-    assert [name for name in object_names(run_uri) if "outputs" in name] == ["/outputs/part-00000-of-00001.jsonl"]
+    for run_uri in storms:
+        assert read_output(run_uri, plan) == read_output(undisturbed, plan)
+        manifest = manifest_of(run_uri)
+        assert (manifest.record_count, manifest.ok_count) == (RECORD_COUNT, RECORD_COUNT)
+        assert [name for name in object_names(run_uri) if "outputs" in name] == ["/outputs/part-00000-of-00001.jsonl"]
