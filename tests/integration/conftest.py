@@ -8,10 +8,13 @@ import pytest
 
 from submitter.batch_client import Batch, open_batch
 from submitter.job_definition import register
+from tests.batch_hosts import FakeHosts
 from tests.batch_setting import FOLDER, VALUES, Setting
 from tests.doctor_setting import P5_SPOT
 from tests.fake_batch import FakeBatch
 from tests.fake_quotas import FakeQuotas
+from tests.warm_worker import WarmWorkers
+from tests.worker_runs import Gate
 from worker.contract.layout import RunLayout
 
 
@@ -62,3 +65,20 @@ def account(on_batch: Setting, quotas: FakeQuotas, monkeypatch: pytest.MonkeyPat
     for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
         monkeypatch.setenv(name, str(tmp_path / "none"))
     return on_batch
+
+
+@pytest.fixture
+def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    """Keeps all engines from working until it is opened."""
+    found = Gate(tmp_path / "gate")
+    for name, value in found.variables.items():
+        monkeypatch.setenv(name, value)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def hosts(place: Setting, warm_workers: WarmWorkers) -> Iterator[FakeHosts]:
+    """They run the jobs of the account in the fixture `place`, which each file has of its own."""
+    with FakeHosts(place.fake, warm_workers, capacity=2) as running:
+        yield running

@@ -54,7 +54,9 @@ def test_a_hubs_id_is_passed_on(tmp_path: Path) -> None:
     assert resolve_adapters({"a": "org/some-lora.v1", "b": "lora"}, tmp_path) == {"a": "org/some-lora.v1", "b": "lora"}
 
 
-@pytest.mark.parametrize("place", ["/no/such/folder", "./nothing", "a/b/c", "../no-such-folder", "https://hub/x", "", "org/"])
+@pytest.mark.parametrize(
+    "place", ["/no/such/folder", "./nothing", "a/b/c", "../no-such-folder", "https://hub/x", "", "org/"]
+)
 def test_what_is_neither_is_named_with_its_place(place: str, tmp_path: Path) -> None:
     with pytest.raises(EngineBootError) as caught:
         resolve_adapters({"formal": place}, tmp_path)

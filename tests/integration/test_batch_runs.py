@@ -8,7 +8,6 @@ import random
 import shlex
 import subprocess
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -36,22 +35,6 @@ def place(on_batch: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("LLM_ARRAY_ENGINE_COMMAND", ECHO)
     on_batch.fake.created_at_ms = now_ms
     return on_batch
-
-
-@pytest.fixture
-def hosts(place: Setting, warm_workers: WarmWorkers) -> Iterator[FakeHosts]:
-    with FakeHosts(place.fake, warm_workers, capacity=2) as running:
-        yield running
-
-
-@pytest.fixture
-def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
-    """Keeps all engines from working until it is opened."""
-    found = Gate(tmp_path / "gate")
-    for name, value in found.variables.items():
-        monkeypatch.setenv(name, value)
-    yield found
-    found.close()
 
 
 def reclaimed_once(lines_by_index: dict[int | None, int]) -> Any:

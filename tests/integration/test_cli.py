@@ -6,11 +6,8 @@ import os
 import shlex
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import botocore.session
 import orjson
@@ -18,30 +15,13 @@ import pytest
 from botocore.validate import ParamValidator
 
 from tests.batch_setting import DEFINITION, FOLDER, VALUES, Setting
+from tests.commands import SUBMIT, Done
+from tests.commands import submit as run_submit
 from tests.fakes import engine_command
 from tests.worker_runs import run_worker
 from worker.contract.store import open_store
 
-SUBMIT = str(Path(sys.executable).parent / "submit")
 LINES = b"".join(b'{"prompt": "p%d"}\n' % number for number in range(12))
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    exit_code: int
-    stdout: str
-    stderr: str
-
-    @property
-    def document(self) -> dict[str, Any]:
-        found: dict[str, Any] = orjson.loads(self.stdout)
-        return found
-
-    @property
-    def error(self) -> dict[str, str]:
-        """The last line of standard error, as `--json` has it."""
-        found: dict[str, str] = orjson.loads(self.stderr.strip().split("\n")[-1])["error"]
-        return found
 
 
 Submit = Callable[..., Done]
@@ -53,8 +33,7 @@ def submit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Submit:
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments: str, stdin: bytes = b"") -> Done:
-        done = subprocess.run([SUBMIT, *arguments], input=stdin, capture_output=True, check=False)
-        return Done(done.returncode, done.stdout.decode(), done.stderr.decode())
+        return run_submit(*arguments, input=stdin)
 
     return run
 

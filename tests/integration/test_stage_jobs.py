@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from tests.batch_hosts import FakeHosts
 from tests.batch_setting import DEFINITION, OPTIONS, Crash, CrashingStore, Setting, in_thread, join_all
 from tests.commands import Done, submit_here
 from tests.fake_aws_server import now_ms
-from tests.warm_worker import WarmWorkers
 from tests.worker_runs import Gate, lines, write_run
 from worker.contract.formats import decode
 from worker.contract.layout import RunLayout
@@ -41,22 +39,6 @@ def place(on_batch: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     on_batch.fake.created_at_ms = now_ms
     return on_batch
-
-
-@pytest.fixture
-def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
-    """Keeps all engines from working until it is opened."""
-    found = Gate(tmp_path / "gate")
-    for name, value in found.variables.items():
-        monkeypatch.setenv(name, value)
-    yield found
-    found.close()
-
-
-@pytest.fixture
-def hosts(place: Setting, warm_workers: WarmWorkers) -> Iterator[FakeHosts]:
-    with FakeHosts(place.fake, warm_workers, capacity=2) as running:
-        yield running
 
 
 def first_run(place: Setting, partition_count: int, statuses: str = "") -> Json:
