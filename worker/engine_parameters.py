@@ -15,6 +15,7 @@ from vllm.utils.mistral import is_mistral_tokenizer
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from worker.contract.plan import Endpoint
+from worker.engine_chat import Chats
 from worker.engine_errors import cut
 from worker.engine_openai import ChatCompletionRequest, CompletionRequest, OpenAILayer
 from worker.json_answers import JsonRule
@@ -45,14 +46,18 @@ class Parameters:
         if endpoint == "chat":
             self.body = ChatCompletionRequest.model_validate({"messages": [], **given})
             shown = {"tools": layer.tool_definitions(self.body), "tokenize": context.tokenizes}
-            self.chat_params = self.body.build_chat_params(
+            chat_params = self.body.build_chat_params(
                 layer.chat_template, layer.args.chat_template_content_format
             ).with_defaults(merge_kwargs(layer.args.default_chat_template_kwargs, shown))
+            self.chat = context.chats.get(chat_params)
             self.json_rule = JsonRule.of(given)
             self.body = layer.adjust(self.body)
         else:
             self.body = CompletionRequest.model_validate({"prompt": _ANY_TEXT, **given})
             self.json_rule = JsonRule.of(given)
+        most: int | None = getattr(self.body, "max_completion_tokens", None)
+        self.max_tokens: int | None = self.body.max_tokens if most is None else most
+        """None where the answer may be as long as the model's context."""
         self.is_rich = layer.has_parser if endpoint == "chat" else False
         self.is_rich |= any(given.get(name) for name in _RICH_FIELDS) or given.get("prompt_logprobs") == 0
         self._sampling_params: dict[int, SamplingParams] = {}
@@ -61,12 +66,6 @@ class Parameters:
         self.is_constrained_reasoning = bool(endpoint == "chat" and self.is_constrained and layer.args.reasoning_parser)
         if self.is_constrained:
             self._check_constraint()
-
-    @property
-    def max_tokens(self) -> int | None:
-        """None where the answer may be as long as the model's context."""
-        found: int | None = getattr(self.body, "max_completion_tokens", None)
-        return self.body.max_tokens if found is None else found
 
     def sampling_params(self, max_tokens: int) -> SamplingParams:
         """Shared by requests that are alike: the engine works on a copy of its own."""
@@ -117,6 +116,7 @@ class _Context:
         self.engine = engine
         self.sampling_defaults = sampling_defaults
         # Mistral's own tokenizer renders to tokens only, all others to text.
+        self.chats = Chats(engine.renderer)
         self.tokenizes = is_mistral_tokenizer(engine.renderer.get_tokenizer())
 
 

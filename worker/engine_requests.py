@@ -24,6 +24,7 @@ from worker.engine_answers import AnswerMaker, Asked
 from worker.engine_errors import record_error
 from worker.engine_openai import OpenAILayer, get_max_tokens
 from worker.engine_parameters import ParameterCache, Parameters
+from worker.engine_tokenize import BatchTokenizer
 from worker.record_errors import RecordError
 from worker.records import Record
 
@@ -105,6 +106,7 @@ class RequestMaker:
     ) -> None:
         self._renderer = engine.renderer
         self._tokenizer = engine.renderer.get_tokenizer()
+        self._batches = BatchTokenizer(self._tokenizer)
         model_config = engine.model_config
         self._takes_images: bool = model_config.is_multimodal_model
         self._max_model_len: int = model_config.max_model_len
@@ -154,7 +156,7 @@ class RequestMaker:
                 "request", "unsupported_content", "read messages: the model takes no images (expected text)", "messages"
             )
         # A chat template's text has its BOS already: `add_special_tokens` is false unless the record asks for it.
-        draft.conversation, rendered = self._renderer.render_messages(messages, parameters.chat_params)
+        draft.conversation, rendered = parameters.chat.render(messages)
         if rendered.get("multi_modal_data"):
             return self._with_images(parameters, rendered)
         return self._part(parameters, rendered.get("prompt_token_ids") or rendered["prompt"])
@@ -222,8 +224,10 @@ class RequestMaker:
             if not parts:
                 continue
             # No truncation: how far a prompt is over the limit is worth telling.
-            encoded = self._tokenizer([part.text for part in parts], add_special_tokens=add_special_tokens)
-            for part, token_ids in zip(parts, encoded["input_ids"], strict=True):
+            encoded = self._batches.encode(
+                [part.text for part in parts if part.text is not None], add_special_tokens=add_special_tokens
+            )
+            for part, token_ids in zip(parts, encoded, strict=True):
                 part.token_ids = token_ids
 
     def _finish(self, draft: _Draft) -> Request:
