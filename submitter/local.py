@@ -22,11 +22,13 @@ import orjson
 from submitter.job_definition import Decision, RetryRules
 from submitter.local_logs import ENGINE_SUFFIX, EVENTS_SUFFIX, log_stem
 from worker.contract.command_line import PARENT_VARIABLE
-from worker.contract.errors import InterruptedRunError
+from worker.contract.errors import ExitCode, InterruptedRunError
 from worker.contract.submission import Submission
 
 STOP_GRACE_S = 30.0
 TICK_S = 0.5
+SHARED_FAILURES = frozenset({ExitCode.ENGINE_BOOT, ExitCode.CONFIG})
+"""What every child ends with if the first does: all have the same host, model and settings."""
 DEFAULT_WORKER = (sys.executable, "-m", "worker")
 
 
@@ -85,6 +87,8 @@ def run_children(
     run_uri: str, submission: Submission, partition_count: int, options: LocalOptions, report: Report
 ) -> list[ChildEnd]:
     """Run every child to its end; gives the ends in the order of the array.
+
+    Where one ends with one of SHARED_FAILURES before any has done its partition, no more are started: the rest have no end.
 
     Raises:
         InterruptedRunError: SIGINT or SIGTERM came. The children were told to stop, and have.
@@ -203,6 +207,8 @@ class _LocalArray:
             engine_log_path=child.engine_log_path,
         )
         self._ends[child.array_index] = end
+        if exit_code in SHARED_FAILURES and all(other.exit_code for other in self._ends.values()):
+            self._waiting.clear()
         self._report(end)
 
     def _close(self, child: _Child) -> None:

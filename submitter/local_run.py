@@ -35,6 +35,8 @@ class LocalRun:
         """Partitions that `finish` had to run."""
         self.held_count = 0
         """Partitions that it could not, since the run before has not done them."""
+        self.spared_count = 0
+        """Partitions that were not started, since a worker's failure was not for its own partition's sake."""
 
     def finish(self, parallel: int, rules: RetryRules, environment: Mapping[str, str]) -> list[ChildEnd]:
         """Run the partitions that have no output yet, with more variables for the workers; gives those that failed.
@@ -82,6 +84,7 @@ class LocalRun:
             ends = run_children(
                 self._run.layout.run_uri, submission, len(self._plan.partitions), options, progress.report
             )
+        self.spared_count = len(remaining) - len(ends)
         return [end for end in ends if end.exit_code]
 
     def exit_code_of(self, failed: list[ChildEnd]) -> int:
@@ -117,6 +120,7 @@ class LocalRun:
             "generate_s": generate_s,
             "elapsed_s": elapsed_s,
             "outputs": self._run.layout.outputs,
+            "partition_not_started_count": self.spared_count,
             "failed": [
                 {
                     "partition_index": end.partition_index,
@@ -141,6 +145,11 @@ class LocalRun:
                 f"partition {end.partition_index} failed with exit code {end.exit_code}: {end.message or 'no reason given'}; "
                 f"its logs: {end.log_path}, {end.engine_log_path}"
                 for end in failed
+            ),
+            *(
+                [f"{count(self.spared_count, 'partition')} not started: the same was to come of them"]
+                if self.spared_count
+                else []
             ),
         ]
         return document, lines

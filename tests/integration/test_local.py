@@ -85,6 +85,20 @@ def test_exit_75_and_70_are_retried_and_65_is_not(run: Run) -> None:
     assert ends[1].message == "step 65"
 
 
+@pytest.mark.parametrize("exit_code", [69, 78])
+def test_a_failure_that_all_would_share_starts_no_more(run: Run, tmp_path: Path, exit_code: int) -> None:
+    ends = run({"0": [exit_code]}, parallel=1)
+
+    assert [(end.partition_index, end.exit_code) for end in ends] == [(0, exit_code)]
+    assert not (tmp_path / "1-1.json").exists()
+
+
+def test_where_one_partition_is_done_the_others_are_tried_whatever_another_ends_with(run: Run) -> None:
+    ends = run({"0": [0], "1": [69], "2": [0]}, parallel=1)
+
+    assert [end.exit_code for end in ends] == [0, 69, 0]
+
+
 def test_attempts_are_bounded_by_the_rules(run: Run) -> None:
     rules = RetryRules(attempts=2, rules=DEFAULT_RETRY_RULES.rules)
 

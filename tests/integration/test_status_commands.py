@@ -250,7 +250,9 @@ def test_a_local_worker_that_failed_says_why_and_where_its_log_is(
     status = look(local_run)
 
     assert ended.exit_code == 69, ended.stderr
-    assert counts(status) == {"failed": 3}
+    assert "2 partitions not started: the same was to come of them" in ended.stdout
+    # The others would have been told the same, each after a boot.
+    assert counts(status) == {"failed": 1, "not_submitted": 2}
     first = status.failures[0]
     assert (first.exit_code, first.meaning) == (69, "the engine cannot start")
     assert first.reason
