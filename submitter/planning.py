@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from submitter.engine_arg_names import VLLM_VERSION, unknown
 from submitter.output import Output, count
 from submitter.progress import progress_bar
 from submitter.split import SplitProgress, SplitRequest, SplitResult, existing_plan, preview_plan, split_run
@@ -31,6 +32,10 @@ def plan_run(request: PlanRequest, stage: Stage | None, output: Output) -> Split
         InputError: the run to come after is not finished, and its outputs are to be split.
         InputError, PlanExistsError: see `split_run`.
     """
+    for name in unknown(request.engine_args):
+        output.note(
+            f"engine argument {name!r}: vLLM {VLLM_VERSION} has none of that name; workers with that version end with 69"
+        )
     result = plan_stage(stage) if stage and stage.is_matched else _split(settings_of(request, stage))
     for note in result.notes:
         output.note(note)

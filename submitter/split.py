@@ -16,15 +16,17 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 import msgspec
 
+from submitter.engine_arg_names import refuse_mistyped
 from submitter.fingerprint import check_same_run, fingerprint_of
 from submitter.request_options import check_requests
 from submitter.split_tuning import SplitTuning
+from worker.contract.defaults import defaults_by_endpoint
 from worker.contract.errors import PlanExistsError, UsageError
 from worker.contract.formats import checksum_of, decode, encode, utc_now
 from worker.contract.layout import MAX_PARTITION_COUNT, RunLayout, normalize_uri
 from worker.contract.model_place import is_path
 from worker.contract.plan import After, Compression, InputObject, Partition, Plan, RequestSettings, Shape, Source
-from worker.contract.sampling import RESERVED_ANSWER_KEYS, SAMPLING_FIELDS, nearest
+from worker.contract.sampling import RESERVED_ANSWER_KEYS
 from worker.contract.store import NotFoundError, Store, open_store
 
 if TYPE_CHECKING:
@@ -67,12 +69,8 @@ class SplitRequest:
             raise UsageError("split inputs: none are named (expected at least 1)")
         if not 1 <= self.partition_count <= MAX_PARTITION_COUNT:
             raise UsageError(f"split inputs: {self.partition_count} partitions (expected 1 to {MAX_PARTITION_COUNT:,})")
-        for name in self.sampling.keys() - SAMPLING_FIELDS:
-            meant = nearest(name, SAMPLING_FIELDS)
-            raise UsageError(
-                f"read sampling default {name!r}: no record has such a parameter",
-                hint=f"did you mean {meant!r}?" if meant else None,
-            )
+        # Found out by the workers, it would cost each of them a host, an image and a model.
+        defaults_by_endpoint(self.sampling)
         if self.answer_key in RESERVED_ANSWER_KEYS or not self.answer_key:
             raise UsageError(f"read answer key {self.answer_key!r}: it is taken (expected a name that no record has)")
         for name in self.engine_args:
@@ -87,6 +85,7 @@ class SplitRequest:
                 "read engine argument 'hf_token': it would stand in run.json for all to read",
                 hint="set HF_TOKEN where the workers run; in a job definition by `secrets`",
             )
+        refuse_mistyped(self.engine_args)
         self._check_revision()
         if self.process_count is not None and self.process_count < 1:
             raise UsageError(f"split inputs: {self.process_count} processes (expected at least 1)")

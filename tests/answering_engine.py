@@ -11,8 +11,8 @@ from typing import Any
 from tests.fakes import EchoEngine, serve
 from worker.answers import LineWriter
 from worker.contract.plan import Endpoint
+from worker.contract.record_errors import RecordError
 from worker.protocol import Boot, Item, Result, Results
-from worker.record_errors import RecordError
 from worker.records import RecordReader
 
 ANSWER = "ok"

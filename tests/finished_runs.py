@@ -18,9 +18,9 @@ from worker.contract.layout import RunLayout
 from worker.contract.manifest import Attempt, Manifest, Tokens
 from worker.contract.output_line import Stage
 from worker.contract.plan import Plan
+from worker.contract.record_errors import RecordError
 from worker.contract.store import open_store
 from worker.protocol import Item
-from worker.record_errors import RecordError
 from worker.select import Selector
 
 USAGE = {"prompt_tokens": 3, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 1}}

@@ -8,9 +8,9 @@ from typing import Any, get_args
 import orjson
 from hypothesis import strategies as st
 
-from worker.bodies import SERVED
+from worker.contract.bodies import SERVED
 from worker.contract.plan import Shape
-from worker.record_fields import UNSUPPORTED
+from worker.contract.record_fields import UNSUPPORTED
 
 SHAPES: tuple[Shape, ...] = get_args(Shape)
 HELLO = [{"role": "system", "content": "s"}, {"role": "user", "content": [{"type": "text", "text": "hello"}]}]

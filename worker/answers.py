@@ -21,8 +21,8 @@ from worker.bedrock_answers import error_code, model_output
 from worker.bedrock_requests import Dialect
 from worker.contract.output_line import decode_deep
 from worker.contract.plan import Endpoint, Shape
+from worker.contract.record_errors import RecordError
 from worker.protocol import Boot, Item
-from worker.record_errors import RecordError
 from worker.select import Selector
 
 CREATED = 0

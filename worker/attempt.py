@@ -21,6 +21,7 @@ from worker.commit import check_output, commit_output
 from worker.contract.errors import ArrayError, InterruptedRunError
 from worker.contract.logs import log_event
 from worker.contract.manifest import EarlierAttempt, Times
+from worker.contract.record_errors import RecordError
 from worker.devices import engine_count_for, engine_environments, gpus_per_engine, visible_gpus
 from worker.figures import Figures
 from worker.generate import KILLER_ERROR, Generated, Generation, Tuning
@@ -32,7 +33,6 @@ from worker.partition_input import PartitionInput
 from worker.partition_reader import PartitionReader
 from worker.pool import EnginePool
 from worker.protocol import Boot, Item
-from worker.record_errors import RecordError
 from worker.segments import Identity
 from worker.select import Selector
 

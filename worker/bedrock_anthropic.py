@@ -22,7 +22,7 @@ from worker.bedrock_chat import (
     unsupported_block,
 )
 from worker.bedrock_fields import Fields, invalid, missing, without_nones, wrong_type
-from worker.record_fields import MAX_STOP_STRINGS
+from worker.contract.record_fields import MAX_STOP_STRINGS
 
 VERSIONS = ("bedrock-2023-05-31", "2023-06-01")
 """Bedrock's, and that of Anthropic's own API, whose bodies are the same."""

@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 
 from worker.bedrock_fields import invalid
-from worker.record_errors import RecordError
+from worker.contract.record_errors import RecordError
 
 ROLES = ("user", "assistant", "system")
 ERROR_PREFIX = "Error: "

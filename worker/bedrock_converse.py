@@ -21,7 +21,7 @@ from worker.bedrock_chat import (
 )
 from worker.bedrock_converse_tools import converse_output, converse_tools
 from worker.bedrock_fields import Fields, invalid, without_nones
-from worker.record_fields import MAX_STOP_STRINGS
+from worker.contract.record_fields import MAX_STOP_STRINGS
 
 OWN_FIELDS = frozenset(
     {

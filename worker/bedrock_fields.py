@@ -6,8 +6,8 @@ import math
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from worker.contract.record_errors import RecordError
 from worker.contract.sampling import nearest
-from worker.record_errors import RecordError
 
 MAX_NAME_CHARS = 80
 """Of a user's field name in an error."""

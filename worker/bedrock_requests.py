@@ -22,7 +22,7 @@ from worker.bedrock_anthropic import anthropic_chat
 from worker.bedrock_converse import BLOCKS, OWN_FIELDS, converse_chat
 from worker.bedrock_fields import Fields, invalid
 from worker.contract.plan import Endpoint
-from worker.record_errors import RecordError
+from worker.contract.record_errors import RecordError
 
 Dialect = Literal["openai", "anthropic", "llama", "converse"]
 

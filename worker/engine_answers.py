@@ -15,9 +15,9 @@ from typing import Any
 
 from vllm.outputs import CompletionOutput, RequestOutput
 
+from worker.contract.record_errors import RecordError
 from worker.engine_openai import ChatCompletionRequest, CompletionRequest, OpenAILayer
 from worker.engine_parameters import Parameters
-from worker.record_errors import RecordError
 
 
 @dataclass(frozen=True, slots=True)

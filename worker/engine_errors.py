@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from vllm.exceptions import VLLMValidationError
 from vllm.renderers.chat_utils import ChatTemplateResolutionError
 
-from worker.record_errors import RecordError
+from worker.contract.record_errors import RecordError
 
 MAX_MESSAGE_CHARS = 400
 """Of another library's words in an error. A template's own errors are a sentence; more than that could be a prompt."""

@@ -8,11 +8,11 @@ from typing import Protocol
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from worker.contract.plan import RequestSettings
+from worker.contract.record_errors import RecordError
 from worker.engine_adapters import Adapters
 from worker.engine_openai import LayerArgs, OpenAILayer
 from worker.engine_pooling import PoolingRequestMaker, served_endpoints
 from worker.engine_requests import Request, RequestMaker
-from worker.record_errors import RecordError
 from worker.records import ENDPOINTS, Record
 
 

@@ -30,7 +30,7 @@ from vllm.tool_parsers import ToolParserManager
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from worker.contract.errors import EngineBootError
-from worker.record_errors import RecordError
+from worker.contract.record_errors import RecordError
 
 __all__ = ["ChatCompletionRequest", "CompletionRequest", "LayerArgs", "OpenAILayer", "get_max_tokens", "split_args"]
 

@@ -15,11 +15,11 @@ from vllm.utils.mistral import is_mistral_tokenizer
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from worker.contract.plan import Endpoint
+from worker.contract.record_errors import RecordError
 from worker.engine_chat import Chats
 from worker.engine_errors import cut
 from worker.engine_openai import ChatCompletionRequest, CompletionRequest, OpenAILayer
 from worker.json_answers import JsonRule
-from worker.record_errors import RecordError
 from worker.remembered import MAX_REMEMBERED_COUNT, Remembered
 
 FIRST_BACKEND = "xgrammar"

@@ -20,6 +20,7 @@ from vllm.tasks import SCORE_TYPE_MAP
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from worker.contract.plan import Endpoint, OnTooLong
+from worker.contract.record_errors import RecordError
 from worker.engine_adapters import Adapters
 from worker.engine_errors import record_error
 from worker.engine_pooling_answers import embedding_body, finished, rerank_body, score_body
@@ -34,7 +35,6 @@ from worker.engine_pooling_layer import (
 from worker.engine_pooling_pairs import BatchedCrossEncoder
 from worker.engine_pooling_parameters import ParameterCache, content_of
 from worker.engine_requests import Prompt, Request
-from worker.record_errors import RecordError
 from worker.records import Record
 
 _TOO_LONG = frozenset({"input_text", "input_tokens"})

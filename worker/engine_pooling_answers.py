@@ -14,8 +14,8 @@ import orjson
 import torch
 from vllm.outputs import ScoringRequestOutput
 
+from worker.contract.record_errors import RecordError
 from worker.engine_pooling_layer import encode_pooling_output_base64, encode_pooling_output_float_or_ndarray
-from worker.record_errors import RecordError
 
 
 def finished(processor: Any, context: Any, outputs: Sequence[Any]) -> Sequence[Any]:

@@ -9,14 +9,14 @@ from functools import partial
 from typing import Any
 
 from worker.contract.plan import Endpoint, OnTooLong
+from worker.contract.pooling_fields import SCORE_PAIRS, conversations_of, score_pair
+from worker.contract.record_errors import RecordError
 from worker.engine_pooling_layer import (
     EmbeddingBatchChatRequest,
     EmbeddingCompletionRequest,
     RerankRequest,
     ScoreDataRequest,
 )
-from worker.pooling_fields import SCORE_PAIRS, conversations_of, score_pair
-from worker.record_errors import RecordError
 from worker.records import Record
 from worker.remembered import Remembered
 

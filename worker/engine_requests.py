@@ -17,15 +17,15 @@ from vllm.inputs import tokens_input
 from vllm.renderers import TokenizeParams
 from vllm.v1.engine.llm_engine import LLMEngine
 
-from worker.content_parts import IMAGE_PARTS
+from worker.contract.content_parts import IMAGE_PARTS
 from worker.contract.plan import RequestSettings
+from worker.contract.record_errors import RecordError
 from worker.engine_adapters import Adapters
 from worker.engine_answers import AnswerMaker, Asked
 from worker.engine_errors import record_error
 from worker.engine_openai import OpenAILayer, get_max_tokens
 from worker.engine_parameters import ParameterCache, Parameters
 from worker.engine_tokenize import BatchTokenizer
-from worker.record_errors import RecordError
 from worker.records import Record
 
 _TEXT_FIELDS = ("messages", "prompt")

@@ -20,6 +20,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from worker.answers import LineWriter
+from worker.contract.record_errors import RecordError
 from worker.engine_adapters import Adapters, local_adapters, lora_engine_args
 from worker.engine_channel import Channel
 from worker.engine_errors import answer_error, record_error
@@ -30,7 +31,6 @@ from worker.engine_start import resolved_args, start_engine, versions
 from worker.engine_stats import EngineFigures
 from worker.fetched_records import FetchedRecords
 from worker.protocol import Boot, Item, Progress, Ready, Result, Results, Work
-from worker.record_errors import RecordError
 from worker.records import Record, RecordReader
 
 WINDOW = 1.25

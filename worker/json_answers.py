@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import orjson
 
-from worker.record_errors import RecordError
+from worker.contract.record_errors import RecordError
 
 _UNCHECKED = ("multipleOf", "pattern", "patternProperties")
 """Left to the engine: Python's regexes can take minutes over an answer, and 0.3 is no multiple of 0.1 to its floats."""

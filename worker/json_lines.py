@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from worker.record_errors import RecordError
+from worker.contract.record_errors import RecordError
 
 
 def parse_line(raw: bytes) -> dict[str, Any]:

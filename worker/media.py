@@ -16,11 +16,11 @@ from functools import partial
 from typing import Any
 
 from worker.contract.media_allowed import read_allowed_media
+from worker.contract.record_errors import RecordError
 from worker.media_fetch import ImageSource
 from worker.media_images import Image, find_images
 from worker.media_kinds import KINDS_EXPECTED, check_data_url, data_url, image_type
 from worker.media_url import parse_http_url
-from worker.record_errors import RecordError
 
 THREAD_COUNT = 8
 TIMEOUT_S = 20.0

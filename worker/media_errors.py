@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from worker.record_errors import RecordError
+from worker.contract.record_errors import RecordError
 
 
 class TransientError(Exception):

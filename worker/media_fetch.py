@@ -25,9 +25,9 @@ import tenacity
 from worker.contract.layout import split_s3_uri
 from worker.contract.logs import log_event
 from worker.contract.media_allowed import AllowedMedia
+from worker.contract.record_errors import RecordError
 from worker.media_errors import TransientError, too_large, unavailable
 from worker.media_url import HttpUrl, parse_http_url
-from worker.record_errors import RecordError
 
 if TYPE_CHECKING:
     from worker.media_s3 import ObjectReader

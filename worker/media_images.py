@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from worker.content_parts import IMAGE_PARTS, refuse_hidden_media
-from worker.record_errors import RecordError
+from worker.contract.content_parts import IMAGE_PARTS, refuse_hidden_media
+from worker.contract.record_errors import RecordError
 
 MAX_IMAGES = 64
 """Of one record. Each may be as large as `MAX_IMAGE_BYTES`, and all of them are held until the record is answered."""

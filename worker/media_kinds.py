@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import binascii
 
-from worker.record_errors import RecordError
+from worker.contract.record_errors import RecordError
 
 KINDS_EXPECTED = "expected PNG, JPEG, GIF, WebP or BMP"
 

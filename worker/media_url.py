@@ -8,7 +8,7 @@ import urllib.parse
 from dataclasses import dataclass
 
 from worker.contract.media_allowed import DEFAULT_PORTS, Scheme
-from worker.record_errors import RecordError
+from worker.contract.record_errors import RecordError
 
 MAX_URL_CHARS = 8192
 

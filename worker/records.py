@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from worker.bedrock_requests import NOT_FOR_DIALECTS, Dialect, in_model_input, translate
-from worker.bodies import PARAMETERS, SERVED, check_body, is_known_anywhere, known_fields, refuse_unsupported
-from worker.contract.errors import UsageError
+from worker.contract.bodies import SERVED, check_body, known_fields, refuse_unsupported
+from worker.contract.defaults import defaults_by_endpoint, without_nulls
 from worker.contract.plan import Endpoint, RequestSettings, Shape
+from worker.contract.record_errors import RecordError
 from worker.contract.sampling import nearest
 from worker.contract.shape import detect_shape
 from worker.json_lines import parse_line
-from worker.record_errors import RecordError
 from worker.templates import RecordTemplate
 
 ENDPOINTS: dict[str, Endpoint] = {
@@ -74,7 +74,7 @@ class RecordReader:
         self._answer_key = answer_key
         self._settings = settings or RequestSettings()
         self._model_names = frozenset(model_names)
-        self._defaults = _defaults_by_endpoint(sampling)
+        self._defaults = defaults_by_endpoint(sampling)
         self._known = {endpoint: known_fields(endpoint, plain=shape == "plain") | {"model"} for endpoint in SERVED}
         self._template = (
             RecordTemplate(self._settings.template, self._settings.system, self._settings.endpoint or "chat")
@@ -135,7 +135,7 @@ class RecordReader:
 
     def _checked(self, endpoint: Endpoint, given: Mapping[str, Any], dialect: Dialect = "openai") -> Record:
         """A body in which every field must be known."""
-        fields = _without_nulls(given)
+        fields = without_nulls(given)
         known = self._known[endpoint]
         for name in fields:
             if name not in known:
@@ -159,7 +159,7 @@ class RecordReader:
         else:
             raise RecordError("request", "missing_field", "read line: it has neither messages nor a prompt nor input")
         known = self._known[endpoint]
-        return self._record(endpoint, _without_nulls({name: found[name] for name in found if name in known}))
+        return self._record(endpoint, without_nulls({name: found[name] for name in found if name in known}))
 
     def _check_answer_key(self, found: Mapping[str, Any]) -> None:
         if self._answer_key in found:
@@ -199,11 +199,6 @@ class RecordReader:
         return model if isinstance(model, str) and self._shape != "plain" else None
 
 
-def _without_nulls(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """A null asks for nothing: it is a field left out."""
-    return {name: value for name, value in fields.items() if value is not None}
-
-
 def _with_system(messages: list[dict[str, Any]], system: str) -> list[dict[str, Any]]:
     if any(message["role"] in _SYSTEM_ROLES for message in messages):
         return messages
@@ -215,48 +210,3 @@ def _fill_in(body: dict[str, Any], defaults: Mapping[str, Any], but: Collection[
     for name, value in defaults.items():
         if name not in body and name not in but and not (limited and name in _TOKEN_LIMITS):
             body[name] = value
-
-
-_ENOUGH: dict[Endpoint, dict[str, Any]] = {
-    "chat": {"messages": [{"role": "user", "content": "-"}]},
-    "completion": {"prompt": "-"},
-    "embedding": {"input": "-"},
-    "score": {"text_1": "-", "text_2": "-"},
-    "rerank": {"query": "-", "documents": ["-"]},
-}
-"""The least that makes a body whole, so that defaults can be checked by the rules for records."""
-
-
-def _defaults_by_endpoint(sampling: Mapping[str, Any]) -> dict[Endpoint, dict[str, Any]]:
-    """The defaults that each endpoint has a field for.
-
-    One that is right for one endpoint alone, such as `logprobs: true`, is accepted: where it is wrong the records say so.
-    """
-    given = _without_nulls(sampling)
-    for name in given:
-        if not is_known_anywhere(name):
-            meant = nearest(name, PARAMETERS)
-            raise UsageError(
-                f"read sampling default {name!r}: not a known parameter",
-                hint=f"did you mean {meant!r}?" if meant else None,
-            )
-    try:
-        refuse_unsupported("chat", given)
-    except RecordError as problem:
-        raise UsageError(f"read sampling defaults: {problem.message}") from problem
-    for name, value in given.items():
-        problems = [_problem(endpoint, {name: value}) for endpoint, served in SERVED.items() if name in served]
-        if problems and all(problems):
-            raise UsageError(f"read sampling defaults: {problems[0]}")
-    return {
-        endpoint: {name: value for name, value in given.items() if name in served}
-        for endpoint, served in SERVED.items()
-    }
-
-
-def _problem(endpoint: Endpoint, fields: Mapping[str, Any]) -> str | None:
-    try:
-        check_body(endpoint, {**_ENOUGH[endpoint], **fields})
-    except RecordError as problem:
-        return problem.message
-    return None

@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 
 import orjson
 
-from worker.record_errors import RecordError
+from worker.contract.record_errors import RecordError
 
 MAX_REMEMBERED_COUNT = 1024
 """In a run where each record has a set of its own, remembering them all would fill the memory."""

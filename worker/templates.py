@@ -18,9 +18,9 @@ from worker.contract.jinja import MissingFieldError, UnprintableError, WrittenFl
 from worker.contract.jinja_bounds import MAX_TEXT_LENGTH, TooMuchError
 from worker.contract.output_line import decode_deep
 from worker.contract.plan import Endpoint
+from worker.contract.record_errors import RecordError
 from worker.contract.template import WHOLE_RECORD, TemplateText, parse_template
 from worker.json_lines import parse_line
-from worker.record_errors import RecordError
 
 _SYSTEM_ROLES = frozenset({"system", "developer"})
 _OTHER_NUMBERS = re.compile(rb"\d[.eE]|\d{19}")

@@ -122,9 +122,9 @@ def run(job: Job, reference: list[dict[str, Any]]) -> Answers:
 
 
 def answer(engine: Any, job: Job) -> list[dict[str, Any]]:
+    from worker.contract.record_errors import RecordError
     from worker.engine_adapters import Adapters
     from worker.engine_pooling import PoolingRequestMaker
-    from worker.record_errors import RecordError
     from worker.records import ENDPOINTS, Record
 
     maker = PoolingRequestMaker(engine, MODEL_NAME, job.on_too_long, Adapters(job.adapters))

@@ -11,6 +11,8 @@ from typing import Any
 import orjson
 import pytest
 
+from submitter.engine_arg_names import SERVE_ARGS, VLLM_ARGS, VLLM_VERSION
+
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(200)]
 
 WORKER = Path(__file__).parents[2] / "worker"
@@ -108,6 +110,16 @@ print("CHOSEN" + orjson.dumps(chosen).decode())
 
 from vllm.model_executor.model_loader import LoadFormats
 from worker.model_files import WEIGHT_PATTERNS
+import dataclasses
+from vllm.engine.arg_utils import EngineArgs
+from vllm.version import __version__
+from worker.engine_openai import LayerArgs
+found = {
+    "version": __version__,
+    "engine": sorted(one.name for one in dataclasses.fields(EngineArgs)),
+    "layer": sorted(one.name for one in dataclasses.fields(LayerArgs)),
+}
+print("ARGS" + orjson.dumps(found).decode())
 print("UNKNOWN" + orjson.dumps(sorted(set(WEIGHT_PATTERNS) - set(LoadFormats.__args__))).decode())
 """
 
@@ -132,7 +144,7 @@ def looked_up() -> dict[str, Any]:
     said = done.stdout.decode().splitlines()
     return {
         word: orjson.loads(line[len(word) :])
-        for word in ("GONE", "CHOSEN", "UNKNOWN")
+        for word in ("GONE", "CHOSEN", "ARGS", "UNKNOWN")
         for line in said
         if line.startswith(word)
     }
@@ -144,6 +156,16 @@ def test_vllm_has_every_name_that_is_used_of_it(looked_up: dict[str, Any]) -> No
 
 def test_every_format_of_weights_is_one_of_vllms(looked_up: dict[str, Any]) -> None:
     assert looked_up["UNKNOWN"] == []
+
+
+def test_the_submitter_knows_the_names_of_all_engine_arguments(looked_up: dict[str, Any]) -> None:
+    found = looked_up["ARGS"]
+    # The run's model, secrets, and what vLLM's own servers tell each other.
+    engine = {name for name in found["engine"] if name not in ("model", "hf_token") and not name.startswith("_")}
+
+    assert found["version"].startswith(f"{VLLM_VERSION}.")
+    assert engine == VLLM_ARGS
+    assert set(found["layer"]) - VLLM_ARGS == SERVE_ARGS
 
 
 def test_our_scheduler_is_the_one_that_vllm_would_have_taken(looked_up: dict[str, Any]) -> None:

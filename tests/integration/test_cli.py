@@ -64,6 +64,24 @@ def test_the_command_line_beats_the_environment_which_beats_the_file(
     assert plan["sampling"] == {"max_tokens": 5}
 
 
+def test_an_engine_argument_of_another_vllm_is_planned_with_a_note(submit: Submit) -> None:
+    done = submit(
+        "split",
+        "in.jsonl",
+        "--run",
+        "r",
+        "--model",
+        "org/model",
+        "--partitions",
+        "1",
+        "--engine-arg",
+        "of_a_later_version=1",
+    )
+
+    assert done.exit_code == 0, done.stderr
+    assert "note: engine argument 'of_a_later_version': vLLM 0.32 has none of that name" in done.stderr
+
+
 def test_partitions_alone_is_enough_when_the_rest_is_in_the_file(
     submit: Submit, setting: Setting, s3_bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

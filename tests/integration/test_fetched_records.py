@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from tests.image_server import Handler, ImageServer, png
+from worker.contract.record_errors import RecordError
 from worker.fetched_records import MAX_ON_THE_WAY, FetchedRecords
 from worker.protocol import Item
-from worker.record_errors import RecordError
 from worker.records import Record
 
 IMAGE = png(red=7)

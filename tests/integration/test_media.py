@@ -25,9 +25,9 @@ from tests.image_server import (
     refusing,
     resetting,
 )
+from worker.contract.record_errors import RecordError
 from worker.contract.store import open_store
 from worker.media import MediaFetcher
-from worker.record_errors import RecordError
 
 IMAGE = png(red=200)
 DATA_URL = "data:image/png;base64," + base64.b64encode(IMAGE).decode()

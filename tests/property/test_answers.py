@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from worker.answers import LineWriter
 from worker.contract.output_line import Stage, summarize_line
 from worker.contract.plan import Shape
+from worker.contract.record_errors import RecordError
 from worker.protocol import Item
-from worker.record_errors import RecordError
 from worker.records import RecordReader
 from worker.select import Selector
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from worker.bedrock_converse import ADDITIONAL_FIELDS
 from worker.bedrock_requests import translate
-from worker.record_errors import RecordError
-from worker.record_fields import check_body
+from worker.contract.record_errors import RecordError
+from worker.contract.record_fields import check_body
 
 EXAMPLES = [
     orjson.loads(line)["modelInput"]

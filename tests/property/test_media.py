@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.image_server import png
+from worker.contract.record_errors import RecordError
 from worker.media import MediaFetcher
-from worker.record_errors import RecordError
 
 DATA_URL = "data:image/png;base64," + base64.b64encode(png()).decode()
 MEDIA_KEYS = ("image_url", "image_pil", "image_embeds", "audio_url", "input_audio", "audio_embeds", "video_url",

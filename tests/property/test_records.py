@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from tests.fuzzed import LINES, SHAPES, mutations
 from worker.answers import LineWriter
-from worker.bodies import SERVED
+from worker.contract.bodies import SERVED
 from worker.contract.output_line import summarize_line
 from worker.contract.plan import RequestSettings, Shape
+from worker.contract.record_errors import RecordError
 from worker.protocol import Item
-from worker.record_errors import RecordError
 from worker.records import Record, RecordReader
 from worker.select import Selector
 

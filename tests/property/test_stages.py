@@ -23,9 +23,9 @@ from worker.answers import LineWriter
 from worker.contract.compression import decompressed
 from worker.contract.errors import ExitCode
 from worker.contract.plan import Compression, Plan, RequestSettings, Shape
+from worker.contract.record_errors import RecordError
 from worker.contract.store import open_store
 from worker.partition_input import PartitionInput
-from worker.record_errors import RecordError
 from worker.records import RecordReader
 from worker.select import Selector
 

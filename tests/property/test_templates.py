@@ -9,7 +9,7 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.record_errors import RecordError
+from worker.contract.record_errors import RecordError
 from worker.select import Selector
 from worker.templates import RecordTemplate
 

@@ -12,9 +12,9 @@ from botocore.validate import ParamValidator
 
 from worker.bedrock_converse import ADDITIONAL_FIELDS
 from worker.bedrock_requests import NOT_FOR_DIALECTS, Translated, translate
-from worker.bodies import is_known_anywhere
+from worker.contract.bodies import is_known_anywhere
+from worker.contract.record_errors import RecordError
 from worker.contract.shape import detect_shape
-from worker.record_errors import RecordError
 from worker.records import RecordReader
 
 VERSION = "bedrock-2023-05-31"

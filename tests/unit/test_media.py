@@ -12,11 +12,11 @@ import pytest
 from tests.image_server import png
 from worker.contract.errors import UsageError
 from worker.contract.media_allowed import DEFAULT_PORTS, read_allowed_media
+from worker.contract.record_errors import RecordError
 from worker.media import MediaFetcher
 from worker.media_images import MAX_IMAGES, find_images
 from worker.media_kinds import image_type
 from worker.media_url import parse_http_url
-from worker.record_errors import RecordError
 
 DATA_URL = "data:image/png;base64," + base64.b64encode(png()).decode()
 PUBLIC, PRIVATE, LOOPBACK, METADATA = "93.184.216.34", "10.0.0.7", "127.0.0.1", "169.254.169.254"

@@ -10,8 +10,8 @@ import pytest
 from worker.answers import CREATED, LineWriter, encode
 from worker.contract.output_line import Summary, summarize_line
 from worker.contract.plan import Shape
+from worker.contract.record_errors import RecordError
 from worker.protocol import Item
-from worker.record_errors import RecordError
 from worker.select import Selector
 
 KILLER = RecordError("engine", "engine_killer", "generate answer: engines die of it")

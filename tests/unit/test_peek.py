@@ -9,8 +9,9 @@ import orjson
 import pytest
 
 from tests.split_place import Place
-from worker.bodies import SERVED, known_fields
+from worker.contract.bodies import SERVED, known_fields
 from worker.contract.errors import InputError
+from worker.contract.record_errors import RecordError
 from worker.contract.sampling import (
     PLAIN_PARAMETERS,
     RESERVED_ANSWER_KEYS,
@@ -18,7 +19,6 @@ from worker.contract.sampling import (
     TEXT_PARAMETERS,
     plain_parameters,
 )
-from worker.record_errors import RecordError
 from worker.records import RecordReader
 
 PROMPTS: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}], "prompt": "a", "input": "a"}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from worker.contract.plan import Endpoint
-from worker.pooling_fields import (
+from worker.contract.pooling_fields import (
     POOLING_SERVED,
     POOLING_UNSUPPORTED,
     check_pooling_body,
@@ -15,7 +15,7 @@ from worker.pooling_fields import (
     refuse_unsupported_pooling,
     score_pair,
 )
-from worker.record_errors import RecordError
+from worker.contract.record_errors import RecordError
 
 CHAT = [{"role": "user", "content": "a"}]
 

@@ -7,12 +7,12 @@ from typing import Any
 import orjson
 import pytest
 
-from worker.bodies import PARAMETERS
+from worker.contract.bodies import PARAMETERS
 from worker.contract.errors import UsageError
 from worker.contract.plan import RequestSettings
+from worker.contract.record_errors import RecordError
+from worker.contract.record_fields import IGNORED, SERVED, UNSUPPORTED
 from worker.contract.sampling import SAMPLING_FIELDS
-from worker.record_errors import RecordError
-from worker.record_fields import IGNORED, SERVED, UNSUPPORTED
 from worker.records import Record, RecordReader
 
 HELLO = [{"role": "user", "content": "hello"}]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from worker.record_errors import RecordError
+from worker.contract.record_errors import RecordError
 from worker.remembered import MAX_REMEMBERED_COUNT, Remembered
 
 

@@ -21,9 +21,9 @@ from worker.contract.errors import ConfigError, UsageError
 from worker.contract.logs import JsonFormatter, trace_of
 from worker.contract.media_allowed import read_allowed_media
 from worker.contract.plan import RequestSettings
+from worker.contract.record_errors import RecordError
 from worker.engine_log import DUMP_LOGGER, last_words
 from worker.media_fetch import ImageSource
-from worker.record_errors import RecordError
 from worker.records import RecordReader
 
 ROOT = Path(__file__).parents[2]

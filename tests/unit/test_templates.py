@@ -11,9 +11,9 @@ import pytest
 
 from worker.contract import jinja
 from worker.contract.errors import UsageError
+from worker.contract.record_errors import RecordError
 from worker.contract.template import parse_template
 from worker.json_lines import parse_line
-from worker.record_errors import RecordError
 from worker.templates import RecordTemplate
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -11,10 +11,10 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from worker.content_parts import refuse_hidden_media
+from worker.contract.content_parts import refuse_hidden_media
+from worker.contract.field_errors import typed
 from worker.contract.plan import Endpoint
-from worker.field_errors import typed
-from worker.record_errors import RecordError
+from worker.contract.record_errors import RecordError
 
 SCORE_PAIRS = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
 """What vLLM calls the two sides of a score, in one record or another."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from worker.record_errors import RecordError
+from worker.contract.record_errors import RecordError
 
 IMAGE_PARTS = frozenset({"image_url", "input_image"})
 """Types of content parts that hold an image."""

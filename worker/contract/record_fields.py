@@ -12,10 +12,10 @@ from typing import Annotated, Any, Literal
 import msgspec
 import orjson
 
-from worker.content_parts import IMAGE_PARTS, refuse_hidden_media
+from worker.contract.content_parts import IMAGE_PARTS, refuse_hidden_media
+from worker.contract.field_errors import typed
 from worker.contract.plan import Endpoint
-from worker.field_errors import typed
-from worker.record_errors import RecordError
+from worker.contract.record_errors import RecordError
 
 MAX_CHOICES = 1024
 """Of `n`. Each choice is a sequence of its own, made when the request is added: vLLM's limit of 16,384 is enough to

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from worker.record_errors import RecordError
+from worker.contract.record_errors import RecordError
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 

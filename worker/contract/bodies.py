@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from worker import pooling_fields, record_fields
+from worker.contract import pooling_fields, record_fields
 from worker.contract.plan import Endpoint
-from worker.pooling_fields import POOLING_SERVED, POOLING_UNSUPPORTED
-from worker.record_fields import IGNORED, UNSUPPORTED
+from worker.contract.pooling_fields import POOLING_SERVED, POOLING_UNSUPPORTED
+from worker.contract.record_fields import IGNORED, UNSUPPORTED
 
 SERVED: dict[Endpoint, frozenset[str]] = record_fields.SERVED | POOLING_SERVED
 
