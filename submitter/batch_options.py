@@ -56,7 +56,8 @@ class BatchFlags:
         """
         if self.dry_run:
             raise UsageError(
-                "read command line: --dry-run shows what AWS Batch would be asked, and --local asks nothing"
+                "read command line: --dry-run shows what AWS Batch would be asked, and --local asks nothing",
+                hint="submit split plans a run and starts nothing; submit doctor --local looks what would keep it from working",
             )
 
     def submit_options(self) -> SubmitOptions:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from submitter.doctor_check import Check, Report
-from submitter.model_source import find_pins
+from submitter.model_source import find_pins, no_folder
 from worker.contract.model_place import MODEL_CONFIGS, is_on_s3, is_path, list_objects, local_path, missing_file
 from worker.contract.store import open_store
 
@@ -29,8 +29,8 @@ def check_model(model: str, revision: str | None, report: Report) -> None:
     elif local_path(model).is_dir():
         report(_files_check(model, _sizes_in(local_path(model))))
     else:
-        what = f"{model} is a path, which workers may see and this machine does not"
-        report(Check(name="model", status="skipped", found=what))
+        problem = no_folder(model)
+        report(Check(name="model", status="failed", found=problem.message, advice=problem.hint))
 
 
 def _sizes_in(folder: Path) -> dict[str, int]:

@@ -132,7 +132,9 @@ class LocalRun:
                 for end in failed
             ],
         }
-        rate = f", {tokens.completion_tokens / generate_s:,.0f} tokens/s while generating" if generate_s else ""
+        # The seconds are those of the last attempts, and the tokens of all.
+        knows_rate = generate_s and not account.cut_short
+        rate = f", {tokens.completion_tokens / generate_s:,.0f} tokens/s while generating" if knows_rate else ""
         lines = [
             (
                 f"{count(account.ok_count, 'record')} answered, {count(account.error_count, 'error')}, {len(done):,} of "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 from worker.contract.errors import ArrayError, ConfigError, InputError, StorageError
 from worker.contract.hub import ANSWER_S, HubError, ask_hub, cached_commit, is_commit, is_offline
@@ -14,6 +15,7 @@ from worker.contract.model_place import (
     is_on_s3,
     is_path,
     list_objects,
+    local_path,
     missing_file,
 )
 from worker.contract.store import open_store
@@ -53,6 +55,23 @@ def find_pins(
             for name, place in adapters.items()
             if (pin := _pin("adapter", place, adapter_revisions.get(name)))
         },
+    )
+
+
+def check_is_here(model: str) -> None:
+    """See that a model that is a path is on this machine, where its workers are to run.
+
+    Raises:
+        InputError: it is not.
+    """
+    if is_path(model) and not local_path(model).is_dir():
+        raise no_folder(model)
+
+
+def no_folder(model: str) -> InputError:
+    return InputError(
+        f"find model {model}: there is no such folder on this machine, where the workers are to run",
+        hint=f"is it spelt right? Relative paths are taken from {Path.cwd()}",
     )
 
 
@@ -132,5 +151,6 @@ def _error_for(what: str, content: Content, revision: str | None, error: HubErro
         case "silent":
             return StorageError(
                 f"{what}: no answer from the hub ({error.detail}), and there is no such folder here",
-                hint=None if content == "adapter" else _PIN_HINT,
+                hint=f"for a folder, check the path: it is taken from {Path.cwd()}"
+                + ("" if content == "adapter" else f"; {_PIN_HINT}"),
             )

@@ -12,6 +12,7 @@ from submitter.batch import DryRun, Share, SubmittedJob, dry_run, open_batch, su
 from submitter.batch_checks import check_targets
 from submitter.batch_records import Patience, Records
 from submitter.local_run import LocalRun, local_rules
+from submitter.model_source import check_is_here
 from submitter.output import Output
 from submitter.planned_run import PlannedRun
 from submitter.planning import PlanRequest, known_plan, plan_document, plan_lines, plan_run, stage_of
@@ -172,6 +173,7 @@ def run_locally(request: PlanRequest, flags: BatchFlags, parallel: int, output: 
     """Plan, and run the workers on this machine."""
     flags.refuse_dry_run()
     check_code_args(request.engine_args, {**os.environ, **flags.environment})
+    check_is_here(request.model)
     started = time.monotonic()
     rules = local_rules(flags.job_definition, output)
     stage = stage_of(request)

@@ -24,5 +24,9 @@ class StageRequest:
         return self.settings.run_uri
 
     @property
+    def model(self) -> str:
+        return self.settings.model
+
+    @property
     def engine_args(self) -> dict[str, Any]:
         return self.settings.engine_args

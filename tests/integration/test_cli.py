@@ -82,6 +82,16 @@ def test_an_engine_argument_of_another_vllm_is_planned_with_a_note(submit: Submi
     assert "note: engine argument 'of_a_later_version': vLLM 0.32 has none of that name" in done.stderr
 
 
+def test_a_local_run_of_a_model_that_is_not_here_is_refused_before_anything_is_planned(
+    submit: Submit, tmp_path: Path
+) -> None:
+    done = submit("in.jsonl", "--run", "r", "--model", "/nowhere/model", "--partitions", "1", "--local")
+
+    assert done.exit_code == 65
+    assert "find model /nowhere/model: there is no such folder on this machine" in done.stderr
+    assert not (tmp_path / "r").exists()
+
+
 def test_partitions_alone_is_enough_when_the_rest_is_in_the_file(
     submit: Submit, setting: Setting, s3_bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

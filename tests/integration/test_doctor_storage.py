@@ -231,5 +231,7 @@ def test_a_model_of_the_hub_is_asked_for(tmp_path: Path) -> None:
     assert "accept its terms" in found["org/gated"]["advice"]
 
 
-def test_a_model_by_a_path_of_the_workers_is_skipped(aws_environment: dict[str, str]) -> None:
-    assert model_check("/scratch/models/m").status == "skipped"
+def test_a_model_by_a_path_that_is_not_here_has_failed(aws_environment: dict[str, str]) -> None:
+    found = model_check("/scratch/models/m")
+
+    assert (found.status, "no such folder on this machine" in found.found) == ("failed", True)
