@@ -1,15 +1,15 @@
 """The names of engine arguments, as far as they are known where there is no engine.
 
 Workers look at vLLM's own, once a host is there and the model is fetched: a mistyped name is better found before. An image
-may hold another vLLM than the one that is named here, so that a name which is like none of these is only noted.
+may hold another vLLM than the one that is named here, so that a name which is no mere slip is only noted.
 """
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
 from worker.contract.errors import UsageError
+from worker.contract.sampling import nearest
 
 VLLM_VERSION = "0.32"
 
@@ -285,23 +285,35 @@ SERVE_ARGS = frozenset(
 )
 """Those of `vllm serve` that workers take among them: see `LayerArgs` in worker/engine_openai.py."""
 
-_TYPO_LIKENESS = 0.85
-
 
 def refuse_mistyped(names: Iterable[str]) -> None:
-    """See that no name is all but one that vLLM has.
+    """See that no name is a slip of the finger away from one that vLLM has.
 
     Raises:
         UsageError: one is.
     """
+    known = VLLM_ARGS | SERVE_ARGS
     for name in unknown(names):
-        if meant := difflib.get_close_matches(name, sorted(VLLM_ARGS | SERVE_ARGS), n=1, cutoff=_TYPO_LIKENESS):
+        meant = nearest(name, known)
+        if meant is not None and _is_one_slip(name, meant):
             raise UsageError(
                 f"read engine argument {name!r}: vLLM {VLLM_VERSION} has none of that name",
-                hint=f"did you mean {meant[0]}?",
+                hint=f"did you mean {meant!r}?",
             )
 
 
 def unknown(names: Iterable[str]) -> list[str]:
     """Those that vLLM has not, in that version."""
     return [name for name in names if name not in VLLM_ARGS | SERVE_ARGS]
+
+
+def _is_one_slip(name: str, meant: str) -> bool:
+    """Whether a letter is missing, too many or another, or two have changed places."""
+    start = next((at for at, (one, other) in enumerate(zip(name, meant, strict=False)) if one != other), -1)
+    got, wanted = (name[start:], meant[start:]) if start >= 0 else (name[len(meant) :], meant[len(name) :])
+    return (
+        got == wanted[1:]
+        or got[1:] == wanted
+        or got[1:] == wanted[1:]
+        or (got[:2] == wanted[1::-1] and got[2:] == wanted[2:])
+    )

@@ -28,7 +28,7 @@ from worker.contract.submission import Submission
 STOP_GRACE_S = 30.0
 TICK_S = 0.5
 SHARED_FAILURES = frozenset({ExitCode.ENGINE_BOOT, ExitCode.CONFIG})
-"""What every child ends with if the first does: all have the same host, model and settings."""
+"""What every child ends with if none has ended better: all have the same host, model and settings."""
 DEFAULT_WORKER = (sys.executable, "-m", "worker")
 
 
@@ -41,6 +41,8 @@ class LocalOptions:
     """One file of JSON lines and one of engine output per attempt."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """More variables for the workers."""
+    is_proven: bool = False
+    """Workers have done partitions of the run before: neither its model nor its settings keep them from it."""
     worker_command: tuple[str, ...] = DEFAULT_WORKER
 
 
@@ -88,7 +90,8 @@ def run_children(
 ) -> list[ChildEnd]:
     """Run every child to its end; gives the ends in the order of the array.
 
-    Where one ends with one of SHARED_FAILURES before any has done its partition, no more are started: the rest have no end.
+    Where one ends with one of SHARED_FAILURES, and those that run beside it and those to be tried again end no better, no more
+    are started: the rest have no end. Not so where some worker has done a partition, now or before.
 
     Raises:
         InterruptedRunError: SIGINT or SIGTERM came. The children were told to stop, and have.
@@ -108,6 +111,8 @@ class _LocalArray:
         self._waiting = deque((index, part, 1) for index, part in enumerate(submission.partition_indices()))
         self._running: dict[int, _Child] = {}
         self._ends: dict[int, ChildEnd] = {}
+        self._is_proven = options.is_proven
+        self._is_doubtful = False
         self._stopped_by: str | None = None
 
     def run(self) -> list[ChildEnd]:
@@ -115,8 +120,10 @@ class _LocalArray:
         with selectors.DefaultSelector() as selector, self._stop_on_signals():
             try:
                 while (self._waiting or self._running) and not self._stopped_by:
-                    while self._waiting and len(self._running) < self._options.parallel:
+                    while self._may_start():
                         self._start(selector, *self._waiting.popleft())
+                    if not self._running:
+                        break
                     for key, _ in selector.select(TICK_S):
                         self._read(selector, key.data, ends=self._end)
             finally:
@@ -126,6 +133,12 @@ class _LocalArray:
                 f"run {self._run_uri}: stopped by {self._stopped_by}", hint="the same command again goes on from here"
             )
         return [self._ends[index] for index in sorted(self._ends)]
+
+    def _may_start(self) -> bool:
+        if not self._waiting or len(self._running) >= self._options.parallel:
+            return False
+        _, _, attempt = self._waiting[0]
+        return attempt > 1 or not self._is_doubtful
 
     def _start(self, selector: selectors.BaseSelector, array_index: int, partition_index: int, attempt: int) -> None:
         stem = log_stem(partition_index, self._partition_count, self._submission.submission_id, attempt)
@@ -207,8 +220,8 @@ class _LocalArray:
             engine_log_path=child.engine_log_path,
         )
         self._ends[child.array_index] = end
-        if exit_code in SHARED_FAILURES and all(other.exit_code for other in self._ends.values()):
-            self._waiting.clear()
+        self._is_proven |= not exit_code
+        self._is_doubtful = not self._is_proven and (self._is_doubtful or exit_code in SHARED_FAILURES)
         self._report(end)
 
     def _close(self, child: _Child) -> None:

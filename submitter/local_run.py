@@ -56,7 +56,13 @@ class LocalRun:
                 return []
             if not is_alone:
                 raise GoingOnError(self._run.layout.run_uri, log_folder)
-            options = LocalOptions(parallel=parallel, retry_rules=rules, log_folder=log_folder, environment=environment)
+            options = LocalOptions(
+                parallel=parallel,
+                retry_rules=rules,
+                log_folder=log_folder,
+                environment=environment,
+                is_proven=bool(done),
+            )
             return self._work(done, remaining, options)
 
     def _look(self) -> tuple[set[int], list[int]]:

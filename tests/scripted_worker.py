@@ -1,5 +1,6 @@
 """A worker that does what `SCRIPT` (JSON in the environment) says for its array index and attempt: one list of steps per
-index, one step per attempt. A step is an exit code, `"wait"` (until SIGTERM, then exit 75), or a signal's name.
+index, one step per attempt. A step is an exit code, `"wait"` (until SIGTERM, then exit 75), a signal's name, or the path of a
+fifo: the worker ends well once somebody has opened and closed that.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ def main() -> None:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
         print(json.dumps({"event": "waiting"}), flush=True)
         signal.pause()
+    elif isinstance(step, str) and "/" in step:
+        Path(step).read_bytes()
     elif isinstance(step, str):
         os.kill(os.getpid(), signal.Signals[step])
     elif step:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -23,8 +24,8 @@ from vllm.renderers.hf import (
     resolve_chat_template_content_format,
     resolve_chat_template_kwargs,
 )
-from vllm.tokenizers.hf import ThreadSafeHFTokenizerMixin
 
+from worker.engine_tokenize import definers
 from worker.remembered import MAX_REMEMBERED_COUNT, Remembered
 
 Messages = Sequence[dict[str, Any]]
@@ -55,7 +56,7 @@ class Chats:
 
     def __init__(self, renderer: BaseRenderer[Any]) -> None:
         self._renderer = renderer
-        self._known: Remembered[Chat] = Remembered()
+        self._known: Remembered[_ShortWay] = Remembered()
 
     def get(self, params: ChatParams) -> Chat:
         """What renders under these parameters.
@@ -63,18 +64,26 @@ class Chats:
         Raises:
             RecordError: they are nested too deeply to be told apart.
         """
+        # What else stands in them is for renderers that have no template, and no short way.
         given = {"template": params.chat_template, "arguments": params.chat_template_kwargs}
-        return self._known.get(params.chat_template_content_format, given, lambda: Chat(self._renderer, params))
+        return Chat(self._renderer, params, self._known.get(params.chat_template_content_format, given, _ShortWay))
+
+
+@dataclass(slots=True)
+class _ShortWay:
+    """Shared by all parameters that mean the same to a template."""
+
+    use_count: int = 0
+    template: _PlainTemplate | None = None
 
 
 class Chat:
     """Renders conversations under one set of parameters."""
 
-    def __init__(self, renderer: BaseRenderer[Any], params: ChatParams) -> None:
+    def __init__(self, renderer: BaseRenderer[Any], params: ChatParams, short_way: _ShortWay) -> None:
         self._renderer = renderer
         self._params = params
-        self._plain: _PlainTemplate | None = None
-        self._use_count = 0
+        self._short_way = short_way
 
     def render(self, messages: Messages) -> tuple[Sequence[Any], Any]:
         """The conversation as the template sees it, and the prompt: vLLM's `DictPrompt`.
@@ -82,13 +91,14 @@ class Chat:
         Raises:
             Exception: whatever vLLM and the template raise.
         """
-        self._use_count += 1
-        if self._use_count == PROBED_USE:
-            self._plain = _plain_template(self._renderer, self._params)
-        if self._plain is not None and messages and all(map(_is_plain, messages)):
+        short_way = self._short_way
+        short_way.use_count += 1
+        if short_way.use_count == PROBED_USE:
+            short_way.template = _plain_template(self._renderer, self._params)
+        if short_way.template is not None and messages and all(map(_is_plain, messages)):
             try:
-                conversation = self._plain.conversation(messages)
-                return conversation, {"prompt": self._plain.render(conversation)}
+                conversation = short_way.template.conversation(messages)
+                return conversation, {"prompt": short_way.template.render(conversation)}
             except Exception:  # noqa: BLE001, S110  vLLM meets it again below, and has words for it
                 pass
         found: tuple[Sequence[Any], Any] = self._renderer.render_messages(list(messages), self._params)
@@ -115,9 +125,9 @@ class _PlainTemplate:
         self._variables = {
             **tokenizer.special_tokens_map,
             **{name: value for name, value in variables.items() if name not in _ARGUMENTS},
-            "tools": None,
-            "documents": None,
-            "add_generation_prompt": bool(variables.get("add_generation_prompt")),
+            "tools": params.chat_template_kwargs.get("tools"),
+            "documents": params.chat_template_kwargs.get("documents"),
+            "add_generation_prompt": variables.get("add_generation_prompt", False),
         }
         self._template = _compiled(source)
         self._wants_parts = (
@@ -153,7 +163,7 @@ def _plain_template(renderer: BaseRenderer[Any], params: ChatParams) -> _PlainTe
         not isinstance(renderer, HfRenderer)
         or type(renderer).render_messages is not HfRenderer.render_messages
         or renderer.model_config.enable_prompt_embeds
-        or not _renders_by_template_alone(renderer.get_tokenizer())
+        or definers(renderer.get_tokenizer(), "apply_chat_template") != [PreTrainedTokenizerBase]
         or any(params.chat_template_kwargs.get(name) for name in _UNUSUAL)
     ):
         return None
@@ -163,12 +173,6 @@ def _plain_template(renderer: BaseRenderer[Any], params: ChatParams) -> _PlainTe
         return None
     found = {_agrees(renderer, params, template, probe) for probe in _PROBES}
     return template if True in found and False not in found else None
-
-
-def _renders_by_template_alone(tokenizer: Any) -> bool:
-    """Whether no class of its own has a say in it."""
-    makers = [kind for kind in type(tokenizer).__mro__ if "apply_chat_template" in vars(kind)]
-    return [kind for kind in makers if ThreadSafeHFTokenizerMixin not in kind.__bases__] == [PreTrainedTokenizerBase]
 
 
 def _agrees(renderer: HfRenderer, params: ChatParams, template: _PlainTemplate, probe: Messages) -> bool | None:

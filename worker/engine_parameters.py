@@ -115,8 +115,8 @@ class _Context:
     def __init__(self, engine: LLMEngine, sampling_defaults: dict[str, Any]) -> None:
         self.engine = engine
         self.sampling_defaults = sampling_defaults
-        # Mistral's own tokenizer renders to tokens only, all others to text.
         self.chats = Chats(engine.renderer)
+        # Mistral's own tokenizer renders to tokens only, all others to text.
         self.tokenizes = is_mistral_tokenizer(engine.renderer.get_tokenizer())
 
 

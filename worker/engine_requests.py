@@ -214,20 +214,18 @@ class RequestMaker:
 
     def _tokenize(self, drafts: Sequence[_Draft]) -> None:
         for add_special_tokens in (False, True):
-            parts = [
-                part
+            found = [
+                (part, part.text)
                 for draft in drafts
                 if draft.parameters.body.add_special_tokens is add_special_tokens
                 for part in draft.parts
                 if part.text is not None
             ]
-            if not parts:
+            if not found:
                 continue
             # No truncation: how far a prompt is over the limit is worth telling.
-            encoded = self._batches.encode(
-                [part.text for part in parts if part.text is not None], add_special_tokens=add_special_tokens
-            )
-            for part, token_ids in zip(parts, encoded, strict=True):
+            encoded = self._batches.encode([text for _, text in found], add_special_tokens=add_special_tokens)
+            for (part, _), token_ids in zip(found, encoded, strict=True):
                 part.token_ids = token_ids
 
     def _finish(self, draft: _Draft) -> Request:

@@ -32,12 +32,15 @@ class BatchTokenizer:
         return [one.ids for one in backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)]
 
 
+def definers(tokenizer: Any, method: str) -> list[type]:
+    """The classes that have a say in what a method does, but for vLLM's own pool of copies."""
+    found = [kind for kind in type(tokenizer).__mro__ if method in vars(kind)]
+    return [kind for kind in found if ThreadSafeHFTokenizerMixin not in kind.__bases__]
+
+
 def _is_backend_alone(tokenizer: Any) -> bool:
-    """Whether no class of its own has a say in it."""
-    if not isinstance(tokenizer, TokenizersBackend):
-        return False
-    encoders = [kind for kind in type(tokenizer).__mro__ if "_encode_plus" in vars(kind)]
-    if encoders[0] is not TokenizersBackend:
-        return False
-    callers = [kind for kind in type(tokenizer).__mro__ if "__call__" in vars(kind)]
-    return [kind for kind in callers if ThreadSafeHFTokenizerMixin not in kind.__bases__] == [PreTrainedTokenizerBase]
+    return (
+        isinstance(tokenizer, TokenizersBackend)
+        and definers(tokenizer, "_encode_plus")[0] is TokenizersBackend
+        and definers(tokenizer, "__call__") == [PreTrainedTokenizerBase]
+    )

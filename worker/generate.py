@@ -311,7 +311,7 @@ class Generation:
                 continue
             if self._budget.spend():
                 self._start(boot)
-            elif not running:
+            elif not self._pool.engine_indices:
                 cause, hint = self._last_cause
                 raise EnginesDiedError(
                     f"run engines: none is left after {self._tuning.restart_count} restarts; the last was {cause}",

@@ -7,6 +7,7 @@ No engine is started: rendering and tokenizing need none.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from typing import Any
@@ -66,7 +67,9 @@ other_messages = st.one_of(
     st.fixed_dictionaries({"role": st.sampled_from([7, None, ["user"], {"a": 1}]), "content": texts}),
     st.fixed_dictionaries({"role": st.just("user"), "content": st.sampled_from([7, True, ["a"], {"b": 2}])}),
 )  # fmt: skip
-conversations = st.lists(st.one_of(plain_messages, plain_messages, other_messages), max_size=6)
+conversations = st.booleans().flatmap(
+    lambda is_plain: st.lists(plain_messages if is_plain else st.one_of(plain_messages, other_messages), max_size=6)
+)
 
 
 def renderer(model: str) -> Any:
@@ -94,29 +97,46 @@ def compare_chats(model: str, rounds: int) -> None:
     from worker.engine_chat import Chats
 
     vllm = renderer(model)
+    render, rendered_count, short_count = vllm.render_messages, 0, 0
     chats = Chats(vllm)
+
+    def counting(*given: Any) -> Any:
+        nonlocal rendered_count
+        rendered_count += 1
+        return render(*given)
+
+    vllm.render_messages = counting
 
     def compare(template: str | None, arguments: dict[str, Any], messages: list[dict[str, Any]]) -> None:
         under = params(template, arguments)
-        expected = outcome(vllm.render_messages, [dict(one) for one in messages], under)
+        nonlocal short_count
+        expected = outcome(render, [dict(one) for one in messages], under)
+        before = rendered_count
         got = outcome(chats.get(under).render, [dict(one) for one in messages])
+        short_count += rendered_count == before
         assert got == expected, (template, arguments, messages, got, expected)
 
     for template in TEMPLATES.values():
         for arguments in ARGUMENTS + UNUSUAL:
             compare(template, arguments, [{"role": "user", "content": "first"}])
             compare(template, arguments, [{"role": "user", "content": "second"}])
-            is_plain = chats.get(params(template, arguments))._plain is not None
+            is_plain = chats.get(params(template, arguments))._short_way.template is not None
             assert is_plain is (arguments not in UNUSUAL), (template, arguments)
 
     @settings(max_examples=rounds, deadline=None, database=None, suppress_health_check=list(HealthCheck))
     @seed(int(os.environ.get("FUZZ_SEED", "1")))
     @example("parts", {}, [{"role": "system", "content": ""}])
-    @given(st.sampled_from(sorted(TEMPLATES)), st.sampled_from(ARGUMENTS + UNUSUAL), conversations)
+    @example("own", {}, [{"role": "system", "content": "x-anthropic-billing-header: a\nb"}])
+    @example(
+        "llama", {}, [{"role": role, "content": f"{role} says"} for role in ("system", "user", "assistant", "user")]
+    )
+    @given(st.sampled_from(sorted(TEMPLATES)), st.sampled_from(ARGUMENTS * 2 + UNUSUAL), conversations)
     def all_alike(name: str, arguments: dict[str, Any], messages: list[dict[str, Any]]) -> None:
         compare(TEMPLATES[name], arguments, messages)
 
     all_alike()
+    # Comparing vLLM with vLLM would show nothing.
+    assert short_count >= rounds // 6, short_count
 
 
 def compare_refusals(model: str, _rounds: int) -> None:
@@ -129,7 +149,7 @@ def compare_refusals(model: str, _rounds: int) -> None:
         chat = Chats(vllm).get(params(template, arguments))
         for _ in range(3):
             outcome(chat.render, [{"role": "user", "content": "one"}])
-        return chat._plain is not None
+        return chat._short_way.template is not None
 
     assert is_plain(None, {})
     # Another at every look, so that probes cannot agree.
@@ -147,6 +167,16 @@ def compare_refusals(model: str, _rounds: int) -> None:
     chat = Chats(vllm).get(params(None, {}))
     prompts = [chat.render([{"role": "user", "content": "one"}])[1] for _ in range(3)]
     assert prompts == [{"prompt": "its own"}] * 3, prompts
+
+    class OwnRenderer(type(vllm)):  # type: ignore[misc]
+        def render_messages(self, _messages: Any, under: Any) -> Any:
+            return [], {"prompt": str(under.tool_choice)}
+
+    vllm.__class__ = OwnRenderer
+    chats = Chats(vllm)
+    for tool_choice in ("auto", "required", "auto"):
+        chat = chats.get(dataclasses.replace(params(None, {}), tool_choice=tool_choice))
+        assert chat.render([{"role": "user", "content": "one"}]) == ([], {"prompt": tool_choice})
 
 
 def compare_texts(model: str, rounds: int) -> None:

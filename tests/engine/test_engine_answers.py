@@ -47,6 +47,7 @@ def choices_of(result: Result) -> list[dict[str, Any]]:
 
 CHATS = [
     chat("one", temperature=0, max_tokens=12),
+    chat("ends at once", temperature=0, max_tokens=4, logit_bias={"1": 100.0}),
     chat("all of it", temperature=0, max_tokens=2000),
     chat([{"type": "text", "text": "parts"}, {"type": "text", "text": "of text"}], temperature=0, max_tokens=5),
     chat("stop it", temperature=0, max_tokens=60, stop=["e", "arg"]),

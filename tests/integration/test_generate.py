@@ -128,3 +128,49 @@ def test_no_restart_is_spent_where_no_work_is_left(tmp_path: Path, caplog: pytes
     # The third death is the killer's, alone in its engine: with it everything is answered.
     assert len(fields_of(caplog, "engine.started")) == 3
     assert checkpoint.tally.error_counts == {"engine.engine_killer": 1}
+
+
+class StartedEngines:
+    """Keeps what was started, and says that it runs."""
+
+    def __init__(self) -> None:
+        self.engine_indices: tuple[int, ...] = ()
+
+    def start(self, boot: Boot, _environment: Any) -> int:
+        self.engine_indices += (boot.engine_index,)
+        return 1
+
+
+def test_where_more_engines_are_gone_at_once_than_restarts_are_left_those_that_could_be_started_go_on() -> None:
+    engines: Any = StartedEngines()
+    nothing: Any = None
+    boots = [
+        Boot(
+            engine_index=index,
+            model="m",
+            engine_args={},
+            sampling={},
+            shape="plain",
+            answer_key="answer",
+            run_id="r-1",
+            partition_index=0,
+            input_uris=[],
+        )
+        for index in range(8)
+    ]
+    generation = Generation(
+        pool=engines,
+        boots=boots,
+        environments=[{}] * 8,
+        load=nothing,
+        killer_line=nothing,
+        checkpoint=nothing,
+        figures=Figures({}, is_on=False),
+        interrupt=nothing,
+        tuning=Tuning(restart_count=3),
+    )
+    generation._dispatcher.load(range(0, 1001, 10))
+
+    generation._restart()
+
+    assert engines.engine_indices == (0, 1, 2)

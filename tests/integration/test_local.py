@@ -29,6 +29,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         rules: RetryRules = DEFAULT_RETRY_RULES,
         parallel: int = 2,
         report: Callable[[ChildEvent | ChildEnd], None] = lambda _: None,
+        *,
+        is_proven: bool = False,
     ) -> list[ChildEnd]:
         monkeypatch.setenv("SCRIPT", json.dumps(script))
         monkeypatch.setenv("TRACE", str(tmp_path))
@@ -42,7 +44,11 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
             partition_ranges=ranges,
         )
         options = LocalOptions(
-            parallel=parallel, retry_rules=rules, log_folder=tmp_path / "logs", worker_command=WORKER
+            parallel=parallel,
+            retry_rules=rules,
+            log_folder=tmp_path / "logs",
+            worker_command=WORKER,
+            is_proven=is_proven,
         )
         return run_children("runs/x", submission, 10, options, report)
 
@@ -91,6 +97,32 @@ def test_a_failure_that_all_would_share_starts_no_more(run: Run, tmp_path: Path,
 
     assert [(end.partition_index, end.exit_code) for end in ends] == [(0, exit_code)]
     assert not (tmp_path / "1-1.json").exists()
+
+
+def test_a_failure_beside_a_worker_that_does_well_keeps_nothing_from_being_tried(run: Run, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+
+    def report(what: ChildEvent | ChildEnd) -> None:
+        # The first goes on until the second has failed.
+        if isinstance(what, ChildEnd) and what.partition_index == 1:
+            gate.write_bytes(b"")
+
+    ends = run({"0": [str(gate)], "1": [69], "2": [0]}, report=report)
+
+    assert [(end.partition_index, end.exit_code) for end in ends] == [(0, 0), (1, 69), (2, 0)]
+
+
+def test_a_partition_that_is_to_be_tried_again_may_show_that_the_others_can_be_done(run: Run) -> None:
+    ends = run({"0": [75, 0], "1": [69], "2": [0]}, parallel=2)
+
+    assert [(end.partition_index, end.exit_code) for end in ends] == [(0, 0), (1, 69), (2, 0)]
+
+
+def test_a_run_with_partitions_done_before_goes_on_after_a_failure(run: Run) -> None:
+    ends = run({"0": [69], "1": [0], "2": [0]}, parallel=1, is_proven=True)
+
+    assert [end.exit_code for end in ends] == [69, 0, 0]
 
 
 def test_where_one_partition_is_done_the_others_are_tried_whatever_another_ends_with(run: Run) -> None:
