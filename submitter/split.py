@@ -26,6 +26,7 @@ from worker.contract.formats import checksum_of, decode, encode, utc_now
 from worker.contract.layout import MAX_PARTITION_COUNT, RunLayout, normalize_uri
 from worker.contract.model_place import is_path
 from worker.contract.plan import After, Compression, InputObject, Partition, Plan, RequestSettings, Shape, Source
+from worker.contract.refused_args import refusal_of
 from worker.contract.sampling import RESERVED_ANSWER_KEYS
 from worker.contract.store import NotFoundError, Store, open_store
 
@@ -86,6 +87,8 @@ class SplitRequest:
                 hint="set HF_TOKEN where the workers run; in a job definition by `secrets`",
             )
         refuse_mistyped(self.engine_args)
+        if refusal := refusal_of(self.engine_args):
+            raise UsageError(refusal)
         self._check_revision()
         if self.process_count is not None and self.process_count < 1:
             raise UsageError(f"split inputs: {self.process_count} processes (expected at least 1)")

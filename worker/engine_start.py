@@ -17,6 +17,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.version import __version__ as vllm_version
 
 from worker.contract.errors import EngineBootError
+from worker.contract.refused_args import refusal_of
 from worker.contract.sampling import nearest
 from worker.engine_environment import has_core_process
 from worker.engine_pooling import served_endpoints
@@ -26,15 +27,7 @@ BATCH_LIMITS = ((120, 731, 32_768), (70, 512, 16_384), (0, 256, 8_192))
 """From so many GiB of device memory on: `max_num_seqs` and `max_num_batched_tokens`. The first row is what an 8B model
 was measured fastest with on an H200; CPUs take the last."""
 
-REFUSED_ARGS = {
-    "model": "the run names it",
-    "skip_tokenizer_init": "answers are text",
-    "data_parallel_size": "engines are the data parallelism: see --engines",
-}
-"""Engine arguments that vLLM knows, and that would be a promise nobody keeps."""
-
 _GIB = 1 << 30
-_UNSET = (None, False, 1, "")
 
 
 def start_engine(model: str, engine_args: Mapping[str, Any]) -> LLMEngine:
@@ -85,9 +78,9 @@ def _fit_whole_prompts(arguments: EngineArgs) -> None:
 def _check_engine_args(engine_args: Mapping[str, Any]) -> None:
     """Find wrong names before anything is loaded: a misspelt argument would cost minutes, on every host."""
     known = frozenset(field.name for field in dataclasses.fields(EngineArgs)) - {"model"}
-    for name, value in engine_args.items():
-        if name in REFUSED_ARGS and value not in _UNSET:
-            raise EngineBootError(f"read engine argument {name!r}: it cannot be set ({REFUSED_ARGS[name]})")
+    if refusal := refusal_of(engine_args):
+        raise EngineBootError(refusal)
+    for name in engine_args:
         if name not in known:
             meant = nearest(name, known)
             raise EngineBootError(

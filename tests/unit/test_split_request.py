@@ -20,6 +20,7 @@ from worker.contract.errors import UsageError
         ({"sampling": {"stream": True}}, "stream: not supported", None),
         ({"engine_args": {"max_modle_len": 5}}, "'max_modle_len': vLLM 0.32 has none", "did you mean 'max_model_len'?"),
         ({"engine_args": {"tool_cal_parser": "x"}}, "'tool_cal_parser'", "did you mean 'tool_call_parser'?"),
+        ({"engine_args": {"data_parallel_size": 2}}, r"'data_parallel_size': it cannot be set .*see --engines", None),
         ({"engine_args": {"max_num_seq": 5}}, "'max_num_seq'", "did you mean 'max_num_seqs'?"),
         ({"engine_args": {"max_num_sseqs": 5}}, "'max_num_sseqs'", "did you mean 'max_num_seqs'?"),
         ({"engine_args": {"gpu_memory_utilisation": 0.5}}, "'gpu_memory_utilisation'", "did you mean 'gpu_memory_util"),
@@ -45,7 +46,14 @@ def test_a_setting_that_no_worker_could_use_is_refused(fields: dict[str, Any], s
     "fields",
     [
         {"sampling": {"temperature": None, "max_tokens": 5, "logprobs": True, "top_n": 2, "user": "me"}},
-        {"engine_args": {"max_model_len": 5, "tool_call_parser": "hermes", "of_a_later_version": 1}},
+        {
+            "engine_args": {
+                "max_model_len": 5,
+                "tool_call_parser": "hermes",
+                "of_a_later_version": 1,
+                "data_parallel_size": 1,
+            }
+        },
         {"engine_args": {"override_neuron_config": {}, "max_num_seqs_a_step": 5}},
     ],
 )
