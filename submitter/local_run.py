@@ -13,6 +13,7 @@ from submitter.limits import job_name_of
 from submitter.local import ChildEnd, LocalOptions, run_children
 from submitter.local_logs import log_folder_of
 from submitter.local_presence import GoingOnError, held
+from submitter.model_source import check_is_here
 from submitter.output import Output, count, duration, kinds_of_errors
 from submitter.planned_run import Outputs, PlannedRun
 from submitter.progress import LocalProgress, progress_bar
@@ -43,6 +44,7 @@ class LocalRun:
 
         Raises:
             GoingOnError: another command does that here.
+            InputError: the model is a path, and not here.
             InterruptedRunError: as `run_children`.
         """
         log_folder = log_folder_of(self._run)
@@ -56,6 +58,7 @@ class LocalRun:
                 return []
             if not is_alone:
                 raise GoingOnError(self._run.layout.run_uri, log_folder)
+            check_is_here(self._plan.model)
             options = LocalOptions(
                 parallel=parallel,
                 retry_rules=rules,

@@ -173,7 +173,10 @@ def run_locally(request: PlanRequest, flags: BatchFlags, parallel: int, output: 
     """Plan, and run the workers on this machine."""
     flags.refuse_dry_run()
     check_code_args(request.engine_args, {**os.environ, **flags.environment})
-    check_is_here(request.model)
+    store, layout = open_store(request.run_uri), RunLayout(request.run_uri)
+    if store.head(layout.plan) is None:
+        # A plan would use up the run's name; where there is one, its partitions may be done.
+        check_is_here(request.model)
     started = time.monotonic()
     rules = local_rules(flags.job_definition, output)
     stage = stage_of(request)
@@ -182,7 +185,7 @@ def run_locally(request: PlanRequest, flags: BatchFlags, parallel: int, output: 
     result = plan_run(request, stage, output)
     for line in plan_lines(request, result):
         output.say(line)
-    planned = PlannedRun(store=open_store(request.run_uri), layout=RunLayout(request.run_uri), plan=result.plan)
+    planned = PlannedRun(store=store, layout=layout, plan=result.plan)
     run = LocalRun(planned, output)
     failed = run.finish(parallel, rules, flags.environment)
     document, lines = run.summary(failed, time.monotonic() - started)

@@ -30,8 +30,8 @@ from worker.remembered import MAX_REMEMBERED_COUNT, Remembered
 
 Messages = Sequence[dict[str, Any]]
 
-PROBED_USE = 2
-"""Which conversation makes the probes worth their time: one record may have parameters of its own."""
+PROBED_USE = 8
+"""Which conversation makes the probes worth their time (measured: 6 to 12): records may have parameters of their own."""
 
 _PLAIN_KEYS = {"role", "content"}
 _PLAIN_ROLES = ("system", "user", "assistant")
@@ -125,7 +125,7 @@ class _PlainTemplate:
         self._variables = {
             **tokenizer.special_tokens_map,
             **{name: value for name, value in variables.items() if name not in _ARGUMENTS},
-            "tools": params.chat_template_kwargs.get("tools"),
+            "tools": None,
             "documents": params.chat_template_kwargs.get("documents"),
             "add_generation_prompt": variables.get("add_generation_prompt", False),
         }
@@ -165,6 +165,8 @@ def _plain_template(renderer: BaseRenderer[Any], params: ChatParams) -> _PlainTe
         or renderer.model_config.enable_prompt_embeds
         or definers(renderer.get_tokenizer(), "apply_chat_template") != [PreTrainedTokenizerBase]
         or any(params.chat_template_kwargs.get(name) for name in _UNUSUAL)
+        # An empty list of tools, too, chooses another of a model's templates.
+        or params.chat_template_kwargs.get("tools") is not None
     ):
         return None
     try:

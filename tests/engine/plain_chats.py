@@ -47,6 +47,7 @@ ARGUMENTS: list[dict[str, Any]] = [
 ]
 UNUSUAL: list[dict[str, Any]] = [
     {"tools": [{"type": "function", "function": {"name": "f"}}]},
+    {"tools": []},
     {"documents": [{"title": "t", "text": "u"}]},
     {"continue_final_message": True, "add_generation_prompt": False},
     {"messages": []},
@@ -94,7 +95,7 @@ def outcome(render: Any, *given: Any) -> Any:
 
 
 def compare_chats(model: str, rounds: int) -> None:
-    from worker.engine_chat import Chats
+    from worker.engine_chat import PROBED_USE, Chats
 
     vllm = renderer(model)
     render, rendered_count, short_count = vllm.render_messages, 0, 0
@@ -119,7 +120,8 @@ def compare_chats(model: str, rounds: int) -> None:
     for template in TEMPLATES.values():
         for arguments in ARGUMENTS + UNUSUAL:
             compare(template, arguments, [{"role": "user", "content": "first"}])
-            compare(template, arguments, [{"role": "user", "content": "second"}])
+            for number in range(PROBED_USE):
+                compare(template, arguments, [{"role": "user", "content": f"again, {number}"}])
             is_plain = chats.get(params(template, arguments))._short_way.template is not None
             assert is_plain is (arguments not in UNUSUAL), (template, arguments)
 
@@ -141,13 +143,13 @@ def compare_chats(model: str, rounds: int) -> None:
 
 def compare_refusals(model: str, _rounds: int) -> None:
     """What only vLLM can render, or what is another each time, is left to it."""
-    from worker.engine_chat import Chats
+    from worker.engine_chat import PROBED_USE, Chats
 
     vllm = renderer(model)
 
     def is_plain(template: str | None, arguments: dict[str, Any]) -> bool:
         chat = Chats(vllm).get(params(template, arguments))
-        for _ in range(3):
+        for _ in range(PROBED_USE + 1):
             outcome(chat.render, [{"role": "user", "content": "one"}])
         return chat._short_way.template is not None
 
@@ -158,6 +160,24 @@ def compare_refusals(model: str, _rounds: int) -> None:
     assert not is_plain("{{ messages[0].content", {})
     assert not is_plain(None, {"chat_template": "{{ messages[0].content }}"})
 
+    # Where a model has one for tools, an empty list of them chooses it: here, one that leaves thoughts out.
+    named = {
+        "default": "{% for message in messages %}{{ message.content }}{% endfor %}",
+        "tool_use": "{% for message in messages %}{{ message.content | replace('thought', '') }}{% endfor %}",
+    }
+    single, vllm.tokenizer.chat_template = vllm.tokenizer.chat_template, named
+    chats = Chats(vllm)
+    for tools in list[Any](([], None, {})):
+        turns = [
+            {"role": "user", "content": "one"},
+            {"role": "assistant", "content": "thought and two"},
+            {"role": "user", "content": "3"},
+        ]
+        for _ in range(PROBED_USE + 1):
+            under = params(None, {"tools": tools})
+            assert outcome(chats.get(under).render, turns) == outcome(vllm.render_messages, turns, under), tools
+    vllm.tokenizer.chat_template = single
+
     class Own(type(vllm.tokenizer)):  # type: ignore[misc]
         def apply_chat_template(self, *_: Any, **__: Any) -> str:
             return "its own"
@@ -165,8 +185,8 @@ def compare_refusals(model: str, _rounds: int) -> None:
     vllm.tokenizer.__class__ = Own
     assert not is_plain(None, {})
     chat = Chats(vllm).get(params(None, {}))
-    prompts = [chat.render([{"role": "user", "content": "one"}])[1] for _ in range(3)]
-    assert prompts == [{"prompt": "its own"}] * 3, prompts
+    prompts = [chat.render([{"role": "user", "content": "one"}])[1] for _ in range(PROBED_USE + 1)]
+    assert prompts == [{"prompt": "its own"}] * (PROBED_USE + 1), prompts
 
     class OwnRenderer(type(vllm)):  # type: ignore[misc]
         def render_messages(self, _messages: Any, under: Any) -> Any:

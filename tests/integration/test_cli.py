@@ -92,6 +92,22 @@ def test_a_local_run_of_a_model_that_is_not_here_is_refused_before_anything_is_p
     assert not (tmp_path / "r").exists()
 
 
+def test_a_finished_local_run_needs_its_model_no_more(
+    submit: Submit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLM_ARRAY_ENGINE_COMMAND", shlex.join(engine_command("echo")))
+    model = tmp_path / "model"
+    model.mkdir()
+    command = ("in.jsonl", "--run", "r", "--model", str(model), "--partitions", "1", "--local")
+    first = submit(*command)
+    model.rmdir()
+
+    again = submit(*command)
+
+    assert (first.exit_code, again.exit_code) == (0, 0), first.stderr + again.stderr
+    assert "nothing to run" in again.stderr
+
+
 def test_partitions_alone_is_enough_when_the_rest_is_in_the_file(
     submit: Submit, setting: Setting, s3_bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
